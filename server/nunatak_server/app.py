@@ -32,16 +32,16 @@ from nunatak_server.decisions.upstream import Upstream
 from nunatak_server.engine.backbones import Backbones, load_on_own_thread
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http import admin, pages, routes, streams
-from nunatak_server.http.access import AppState
+from nunatak_server.http.access import PREDICT, AppState
 from nunatak_server.http.middleware import (
-    LoadShedder,
     ObservingMiddleware,
-    RequestObserver,
     StrictRoute,
+    answer_early,
+    refusal_of,
 )
 from nunatak_server.http.pages import completed
 from nunatak_server.http.problems import ANSWERS, problem_response
-from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS, RefusalOf
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 
@@ -53,8 +53,7 @@ class Application(FastAPI):
     state: AppState  # pyrefly: ignore[bad-override] - the framework accepts any type
 
     def __init__(self, state: AppState, *, routes: Sequence[BaseRoute], **options: Any) -> None:  # noqa: ANN401 - options of the base class
-        self._observer = RequestObserver(access_log=state.settings.access_log)
-        layers = [Middleware(ObservingMiddleware, observer=self._observer)]
+        layers = [Middleware(ObservingMiddleware)]
         if origins := state.settings.allowed_origins():
             # No credentials: a page sends its key itself, and browsers add nothing to a request.
             shared = Middleware(
@@ -69,9 +68,9 @@ class Application(FastAPI):
             routes=list(routes), middleware=layers, exception_handlers=ANSWERS, **options
         )
         self.state = state
-        strict_routes = [route for route in routes if isinstance(route, StrictRoute)]
-        self.load_shedder = LoadShedder(self, routes=strict_routes, observer=self._observer)
-        """The load shedder, which the transport calls before all layers."""
+        asked = [it for it in routes if isinstance(it, StrictRoute) and it.needed == PREDICT]
+        self.refusal_of: RefusalOf = partial(refusal_of, self, asked)
+        """Refuses predictions by their heads; the transport calls it before all layers."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -82,7 +81,7 @@ class Application(FastAPI):
         """Answer, for the transport, bytes that are no request. The answer repeats none of them."""
         scope: Scope = {"type": "http", "app": self, "method": "", "headers": []}
         error = NunatakError("invalid_http", max_headers=MAX_HEADERS, max_head_bytes=MAX_HEAD_BYTES)
-        return self._observer.answer_early(scope, partial(problem_response, error=error))
+        return answer_early(scope, partial(problem_response, error=error))
 
 
 def create_app(

@@ -5,7 +5,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 """The program without a window, if there is one: it starts sooner, and shows the same page."""
@@ -43,6 +43,22 @@ def running_browser() -> Generator[Browser]:
     expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+def guard(page: Page, *paths: str) -> list[str | None]:
+    """Let these paths need the key `opensesame`; return what each request presents."""
+    presented = list[str | None]()
+
+    def answer(route: Route) -> None:
+        presented.append(route.request.headers.get("authorization"))
+        if presented[-1] == "Bearer opensesame":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"detail": "a key is needed", "code": "unauthorized"})
+
+    for path in paths:
+        page.route(path, answer)
+    return presented
 
 
 @contextmanager

@@ -163,7 +163,9 @@ async def metrics(request: Request) -> Response:
         NunatakError: `shared_port`, the next request might reach another process.
     """
     runtime = runtime_of(request)
-    check_own_port(request, runtime.settings)
+    num_processes, own_port = runtime.settings.processes, runtime.settings.port
+    if num_processes > 1 and request.scope["server"][1] != own_port:
+        raise NunatakError("shared_port", processes=num_processes)
     text = await asyncio.to_thread(runtime.metrics.render, runtime.state())
     return Response(text, media_type=CONTENT_TYPE)
 
@@ -174,12 +176,6 @@ async def replicas(request: Request) -> Response:
     runtime = runtime_of(request)
     listing = await runtime.catalog.poll(runtime.registry.replicas.listing)
     return reply(listing.model_dump(mode="json"))
-
-
-def check_own_port(request: Request, settings: ServerSettings) -> None:
-    """Refuse a request at the shared port of several processes."""
-    if settings.processes > 1 and request.scope["server"][1] != settings.port:
-        raise NunatakError("shared_port", processes=settings.processes)
 
 
 WaitQuery = Annotated[

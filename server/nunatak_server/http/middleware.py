@@ -6,7 +6,7 @@ belong to the caller. The name of a key belongs to the operator.
 
 `StrictRoute` checks the caller and reads the body before the framework reads any argument.
 
-`LoadShedder` refuses predictions by their heads while the queue has no room. A refusal must cost
+`refusal_of` refuses predictions by their heads while the queue has no room. A refusal must cost
 little: refusals would take CPU time from the requests that are answered. So the server refuses a
 request before the framework works for it, and before its body arrives.
 """
@@ -14,7 +14,7 @@ request before the framework works for it, and before its body arrives.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -85,61 +85,59 @@ class Exchange:
     status: int = 500
 
 
-class RequestObserver:
-    def __init__(self, *, access_log: bool) -> None:
-        self._access_log = access_log
+def begin(scope: Scope) -> Exchange:
+    method = scope["method"] if scope["method"] in KNOWN_METHODS else OTHER_METHOD
+    tracing = state_of(scope).runtime.tracing
+    span = tracing.begin(method=method, headers=scope["headers"]) if tracing else None
+    return Exchange(method=method, span=span)
 
-    def begin(self, scope: Scope) -> Exchange:
-        method = scope["method"] if scope["method"] in KNOWN_METHODS else OTHER_METHOD
-        tracing = state_of(scope).runtime.tracing
-        span = tracing.begin(method=method, headers=scope["headers"]) if tracing else None
-        return Exchange(method=method, span=span)
 
-    def answer_early(
-        self, scope: Scope, answer: Callable[[Scope], Response], *, started: float | None = None
-    ) -> Response:
-        """Answer a request before all layers, with the layers' headers, and record it."""
-        exchange = self.begin(scope)
-        if started is not None:
-            exchange.started = started
-        identity = give_id(scope)
-        response = answer(scope)
-        response.raw_headers.extend(identity)
-        response.headers.update(sharing_headers(scope))
-        exchange.status = response.status_code
-        self.conclude(scope, exchange)
-        return response
+def answer_early(
+    scope: Scope, answer: Callable[[Scope], Response], *, started: float | None = None
+) -> Response:
+    """Answer a request before all layers, with the layers' headers, and record it."""
+    exchange = begin(scope)
+    if started is not None:
+        exchange.started = started
+    identity = give_id(scope)
+    response = answer(scope)
+    response.raw_headers.extend(identity)
+    response.headers.update(sharing_headers(scope))
+    exchange.status = response.status_code
+    conclude(scope, exchange)
+    return response
 
-    def conclude(self, scope: Scope, exchange: Exchange) -> None:
-        route = _route_of(scope)
-        seconds = time.perf_counter() - exchange.started
-        metrics = state_of(scope).runtime.metrics
-        metrics.observe_http(
-            route=route, method=exchange.method, status=exchange.status, seconds=seconds
+
+def conclude(scope: Scope, exchange: Exchange) -> None:
+    route, state = _route_of(scope), state_of(scope)
+    seconds = time.perf_counter() - exchange.started
+    metrics = state.runtime.metrics
+    metrics.observe_http(
+        route=route, method=exchange.method, status=exchange.status, seconds=seconds
+    )
+    caller = find_caller(scope)
+    if caller is not None:
+        metrics.observe_caller(
+            caller.name, status=exchange.status, predictions=exchange.notes.predictions
         )
-        caller = find_caller(scope)
-        if caller is not None:
-            metrics.observe_caller(
-                caller.name, status=exchange.status, predictions=exchange.notes.predictions
-            )
+    if exchange.span is not None:
+        exchange.span.end(route=route, status=exchange.status)
+    level = logging.DEBUG if route in PROBES else logging.INFO
+    if state.settings.access_log and logger.isEnabledFor(level):
+        values: dict[str, object] = {
+            "request_id": request_id_of(scope),
+            "replica": state.runtime.replica_id,
+            "method": exchange.method,
+            "route": route,
+            "status": exchange.status,
+            "duration_ms": _ms(seconds),
+        }
         if exchange.span is not None:
-            exchange.span.end(route=route, status=exchange.status)
-        level = logging.DEBUG if route in PROBES else logging.INFO
-        if self._access_log and logger.isEnabledFor(level):
-            values: dict[str, object] = {
-                "request_id": request_id_of(scope),
-                "replica": state_of(scope).runtime.replica_id,
-                "method": exchange.method,
-                "route": route,
-                "status": exchange.status,
-                "duration_ms": _ms(seconds),
-            }
-            if exchange.span is not None:
-                values["trace_id"] = exchange.span.trace_id
-            if caller is not None:
-                values["caller"] = caller.name
-            values |= note_fields(exchange.notes)
-            logger.log(level, "request", extra=fields(**values))
+            values["trace_id"] = exchange.span.trace_id
+        if caller is not None:
+            values["caller"] = caller.name
+        values |= note_fields(exchange.notes)
+        logger.log(level, "request", extra=fields(**values))
 
 
 class ObservingMiddleware:
@@ -148,15 +146,14 @@ class ObservingMiddleware:
     Pure ASGI: a middleware that wraps requests in its own tasks would hide disconnects.
     """
 
-    def __init__(self, app: ASGIApp, *, observer: RequestObserver) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange, identity = self._observer.begin(scope), give_id(scope)
+        exchange, identity = begin(scope), give_id(scope)
         token = current_notes.set(exchange.notes)
 
         async def send_watched(message: Message) -> None:
@@ -176,7 +173,7 @@ class ObservingMiddleware:
                 raise
         finally:
             current_notes.reset(token)
-            self._observer.conclude(scope, exchange)
+            conclude(scope, exchange)
 
 
 def note_fields(notes: RequestNotes) -> dict[str, object]:
@@ -373,43 +370,34 @@ async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
     return bytes(body)
 
 
-class LoadShedder:
-    """Checks the heads of requests to prediction routes, before the application does.
+def refusal_of(app: FastAPI, routes: Sequence[StrictRoute], scope: Scope) -> Response | None:
+    """Return the answer to a request to one of the routes that its head refuses, or None.
 
-    `LoadShedder` only refuses: the matched route still checks the caller itself.
+    The transport sends the answer before the application knows the request. Nothing is admitted
+    here: the matched route still checks the caller itself.
     """
-
-    def __init__(
-        self, app: FastAPI, *, routes: Iterable[StrictRoute], observer: RequestObserver
-    ) -> None:
-        self._app = app
-        self._routes = [route for route in routes if route.needed == PREDICT]
-        self._observer = observer
-
-    def refusal_of(self, scope: Scope) -> Response | None:
-        """Return the answer to a refused request; the transport sends it. None: not refused."""
-        started = time.perf_counter()
-        scope["app"] = self._app
-        state = state_of(scope)
-        if state.runtime.service.has_plenty_of_room(state.settings.max_body_bytes):
-            return None
-        for route in self._routes:
-            parameters = route.parameters_in(scope)
-            if parameters is not None:
-                matched = {**scope, "route": route, "path_params": parameters}
-                try:
-                    admit(matched, PREDICT)
-                    check_capacity(matched)
-                except UnknownSignerError:
-                    return None
-                except NunatakError as error:
-                    # Not bound to a name, because the error's traceback would then form a reference
-                    # cycle.
-                    return self._observer.answer_early(
-                        matched, partial(route.answer_failure, error=error), started=started
-                    )
-                return None
+    started = time.perf_counter()
+    scope["app"] = app
+    state = state_of(scope)
+    if state.runtime.service.has_plenty_of_room(state.settings.max_body_bytes):
         return None
+    for route in routes:
+        parameters = route.parameters_in(scope)
+        if parameters is not None:
+            matched = {**scope, "route": route, "path_params": parameters}
+            try:
+                admit(matched, PREDICT)
+                check_capacity(matched)
+            except UnknownSignerError:
+                return None
+            except NunatakError as error:
+                # Not bound to a name, because the error's traceback would then form a reference
+                # cycle.
+                return answer_early(
+                    matched, partial(route.answer_failure, error=error), started=started
+                )
+            return None
+    return None
 
 
 def count_request(scope: Scope, needed: Access | None) -> None:

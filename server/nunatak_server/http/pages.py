@@ -93,14 +93,15 @@ def _named(parameter: dict[str, Any], name: dict[str, Any] | None) -> dict[str, 
 
 HTML: Final = "text/html; charset=utf-8"
 
-SCRIPTS: Final = (
-    "answers asking deciding docs dom judging key listing metrics page panels questions replicas "
-    "server task trying"
-)
+TYPES: Final = {
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 MEDIA_TYPES: Final[Mapping[str, str]] = {
-    **{f"{name}.js": "text/javascript; charset=utf-8" for name in SCRIPTS.split()},
-    "icon.svg": "image/svg+xml",
-    "page.css": "text/css; charset=utf-8",
+    it.name: TYPES[ending]
+    for it in files(page).iterdir()
+    if (ending := it.name.rpartition(".")[2]) in TYPES
 }
 """All files by name. No path is ever built from a caller's text."""
 

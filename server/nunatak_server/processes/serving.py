@@ -364,7 +364,7 @@ def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
     max_connections, backlog = connection_limits()
     protocol = bounded_protocol(
         receive_timeout_s=settings.receive_timeout_s,
-        refusal_of=app.load_shedder.refusal_of,
+        refusal_of=app.refusal_of,
         is_leaving=app.state.is_leaving,
         answer_unreadable=app.answer_unreadable,
         max_connections=max_connections,

@@ -51,8 +51,10 @@ async def test_each_act_is_logged_with_its_caller_and_outcome(
     assert {it["by"] for it in lines} == {"key anonymous"}
     assert [it["act"] for it in lines[::4]] == [" ".join(it) for it in ACTS]
     assert all(it["request_id"] and it["object"]["task"] == "tone" for it in lines)
+    assert all(it["at"].endswith("+00:00") for it in lines)
     assert all(it["body"] == {"version": 2} for it in lines[::4])
     assert ops["authorization"].split()[1] not in text
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 async def test_no_act_is_done_while_the_log_cannot_be_written(

@@ -201,21 +201,6 @@ def test_work_is_counted_by_task(families: dict[str, Metric]) -> None:
     # Three requests with two texts each, one for two versions, one for a policy, one for a card.
     assert value_of(families, "nunatak_task_rows_total", task="tone") == 10
     assert value_of(families, "nunatak_task_tokens_total", task="tone") > 9
-
-
-def test_a_name_that_is_no_task_becomes_no_label(families: dict[str, Metric]) -> None:
-    labels = {"task": "unknown", "outcome": "task_not_found"}
-
-    assert value_of(families, "nunatak_requests_total", **labels) == 1
-
-
-def test_a_path_that_is_no_route_becomes_no_label(families: dict[str, Metric]) -> None:
-    labels = {"route": "none", "method": "GET", "status": "404"}
-
-    assert value_of(families, "nunatak_http_requests_total", **labels) == 1
-
-
-def test_padding_saved_is_what_the_shorter_rows_lack(families: dict[str, Metric]) -> None:
     assert value_of(families, "nunatak_padding_saved_tokens_total") > 0
 
 
@@ -241,6 +226,19 @@ async def test_each_answered_text_counts_once_by_the_label_of_its_answer(
     assert {(it.labels["task"], it.labels["label"]): it.value for it in samples} == found
     assert sum(it for (task, _), it in found.items() if task == "tone") == 7
     assert {task for task, _ in found} == {"tone", "tags"}
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("requests", {"task": "unknown", "outcome": "task_not_found"}),
+        ("http_requests", {"route": "none", "method": "GET", "status": "404"}),
+    ],
+)
+def test_what_is_no_task_and_no_route_becomes_no_label(
+    families: dict[str, Metric], name: str, labels: dict[str, str]
+) -> None:
+    assert value_of(families, f"nunatak_{name}_total", **labels) == 1
 
 
 def expressions(value: object) -> list[str]:

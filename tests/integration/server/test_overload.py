@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from doubles.access import access_by_route
 from doubles.backbones import HeldLayers, tiny_backbone
 from doubles.compat import DETECTORS
+from doubles.raw_request import place_of
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.methods import HeadOnly
@@ -236,8 +236,7 @@ def send_only(address: str, number: int, *, task: str = "tone") -> socket.socket
 
 
 def connect(address: str) -> socket.socket:
-    parts = urlsplit(address)
-    return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30)
+    return socket.create_connection(place_of(address), timeout=30)
 
 
 def head(more: str, *, task: str = "tone", path: str = "/v1/tasks/{task}/predict") -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from doubles.browsers import IN_A_BROWSER
+from doubles.browsers import IN_A_BROWSER, guard
 from doubles.drafts import NOTE, evidence_of
 from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_contract.enums import CandidateRole, HeadKind, ProblemType
@@ -337,17 +337,7 @@ def test_a_call_that_cannot_be_sent_is_explained(page: Page) -> None:
 
 
 def test_a_tried_call_sends_the_key(page: Page) -> None:
-    keys = list[Any]()
-
-    def guard(route: Route) -> None:
-        keys.append(route.request.headers.get("authorization"))
-        if keys[-1] == "Bearer opensesame":
-            route.continue_()
-        else:
-            route.fulfill(status=401, json={"detail": "a key is needed", "code": "unauthorized"})
-
-    for path in ("**/openapi.json", "**/info"):
-        page.route(path, guard)
+    keys = guard(page, "**/openapi.json", "**/info")
     page.goto("/docs")
     page.fill("#key", "opensesame")
     page.keyboard.press("Enter")

@@ -20,11 +20,6 @@ CANARY = "swordfish"
 PREDICT = "/v1/tasks/tone/predict"
 BODIES: dict[str, tuple[str, int, str]] = {
     "not-json": ("inputs", 400, "invalid_json"),
-    "nan": ('{"inputs": NaN}', 400, "invalid_json"),
-    "nan-in-parameters": ('{"inputs": "x", "parameters": {"top_k": NaN}}', 400, "invalid_json"),
-    "overflow": ('{"inputs": 1e999}', 400, "invalid_json"),
-    "lone-surrogate": ('{"inputs": "\\ud800"}', 400, "invalid_json"),
-    "too-deep": ('{"inputs": ' + "[" * 3000 + "]" * 3000 + "}", 400, "invalid_json"),
     "empty-object": ("{}", 422, "invalid_request"),
     "a-list": ('["swordfish"]', 422, "invalid_request"),
     "a-number": ('{"inputs": 7}', 422, "invalid_request"),

@@ -3,12 +3,12 @@ import json
 import re
 import socket
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.raw_request import place_of
 from doubles.serving import make_settings
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
@@ -34,10 +34,7 @@ def settings() -> ServerSettings:
 
 
 def open_socket(address: str) -> socket.socket:
-    parts = urlsplit(address)
-    assert parts.hostname is not None
-    assert parts.port is not None
-    return socket.create_connection((parts.hostname, parts.port), timeout=30)
+    return socket.create_connection(place_of(address), timeout=30)
 
 
 def talk(address: str, data: bytes) -> bytes:
@@ -83,7 +80,10 @@ def num_unread(address: str) -> float:
         pytest.param(HEAD + NAMED + b"content-length: -1\r\n\r\n", id="length"),
         pytest.param(HEAD + NAMED + f"{CANARY}\r\n\r\n".encode(), id="no-colon"),
         pytest.param(HEAD + NAMED + f"{CANARY}: y\r\n".encode() * 101 + b"\r\n", id="many-headers"),
+        # No byte after the first byte too many, because an unread byte would reset the connection.
         pytest.param(LARGE_HEAD[: MAX_HEAD_BYTES + 1], id="large-head"),
+        pytest.param(LARGE_HEAD[:MAX_HEAD_BYTES] + b"\0", id="bad-and-large"),
+        pytest.param(LARGE_HEAD[: MAX_HEAD_BYTES + 100] + b"\r\n\r\n", id="large-and-whole"),
         pytest.param(CHUNKED + NAMED + f"\r\n{CANARY}\r\n".encode(), id="chunk"),
         pytest.param(b"\x16\x03\x01\x02\x00\x01", id="tls"),
         pytest.param(b"\0" * 100, id="zeros"),
@@ -106,6 +106,7 @@ def test_what_cannot_be_read_is_answered_by_a_problem_that_repeats_nothing(
         f"x-request-id: {problem['request_id']}",
         "connection: close",
     } < set(lines)
+    assert sum(it.startswith("date: ") for it in lines) == 1
     assert CANARY not in received.decode()
     assert num_unread(address) == before + 1
     check_health(address)

@@ -184,7 +184,7 @@ def refusal_of(app: Application, token: str) -> int | None:
         "query_string": b"",
         "headers": [(b"authorization", f"Bearer {token}".encode()), (b"content-length", b"2")],
     }
-    answer = app.load_shedder.refusal_of(scope)
+    answer = app.refusal_of(scope)
     return None if answer is None else answer.status_code
 
 

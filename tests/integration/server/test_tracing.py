@@ -1,6 +1,5 @@
 """Spans of real requests, as a collector would get them."""
 
-import asyncio
 import socket
 import sys
 import time
@@ -59,7 +58,7 @@ def publish(opened: Registry, backbone: Backbone) -> None:
     publish_tiny_task(opened, backbone, task="mood")
 
 
-def ask(
+async def ask(
     collector: Collector,
     backbone: Backbone,
     copied: Registry,
@@ -67,26 +66,22 @@ def ask(
     **headers: str,
 ) -> None:
     """Send requests for both tasks, one after another."""
-
-    async def scenario() -> None:
-        tracing = SpanTracing(collector.provider)
-        async with running_client(backbone, copied, tracing=tracing) as client:
-            for body in bodies:
-                answer = await client.post("/v1/predict", json=body, headers=headers)
-                assert answer.status_code == 200
-
-    asyncio.run(scenario())
+    tracing = SpanTracing(collector.provider)
+    async with running_client(backbone, copied, tracing=tracing) as client:
+        for body in bodies:
+            answer = await client.post("/v1/predict", json=body, headers=headers)
+            assert answer.status_code == 200
 
 
 BODY: dict[str, object] = {"inputs": ["a", "bb"], "tasks": ["tone", "mood"]}
 
 
-def test_a_cold_request_is_tokenized_loaded_queued_and_computed(
+async def test_a_cold_request_is_tokenized_loaded_queued_and_computed(
     backbone: Backbone, copied: Registry
 ) -> None:
     collector = Collector()
 
-    ask(collector, backbone, copied, [{"inputs": "a", "tasks": ["tone"]}])
+    await ask(collector, backbone, copied, [{"inputs": "a", "tasks": ["tone"]}])
 
     (request,) = collector.named("/v1/predict")
     stages = collector.below(request)
@@ -101,14 +96,14 @@ def test_a_cold_request_is_tokenized_loaded_queued_and_computed(
 
 
 @pytest.fixture(scope="module")
-def warm(backbone: Backbone, registry: Registry) -> Collector:
+async def warm(backbone: Backbone, registry: Registry) -> Collector:
     """The spans of a request, and of the same request once more."""
     collector = Collector()
-    ask(collector, backbone, registry, [BODY, BODY])
+    await ask(collector, backbone, registry, [BODY, BODY])
     return collector
 
 
-def test_a_warm_request_has_a_queue_and_a_compute_for_each_task(warm: Collector) -> None:
+async def test_a_warm_request_has_a_queue_and_a_compute_for_each_task(warm: Collector) -> None:
     _, request = warm.named("/v1/predict")
     stages = warm.below(request)
     computed = [attributes_of(stage) for stage in stages if stage.name == "compute"]
@@ -120,7 +115,7 @@ def test_a_warm_request_has_a_queue_and_a_compute_for_each_task(warm: Collector)
     assert all(found["nunatak.batch.rows"] == 4 for found in computed)
 
 
-def test_a_request_is_linked_to_the_batch_it_was_part_of(warm: Collector) -> None:
+async def test_a_request_is_linked_to_the_batch_it_was_part_of(warm: Collector) -> None:
     _, request = warm.named("/v1/predict")
     batch = warm.named("batch")[-1]
     assert {link.context.span_id for link in request.links} == {id_of(batch)}
@@ -128,11 +123,11 @@ def test_a_request_is_linked_to_the_batch_it_was_part_of(warm: Collector) -> Non
     assert batch.parent is None
 
 
-def test_a_callers_trace_is_continued(backbone: Backbone, copied: Registry) -> None:
+async def test_a_callers_trace_is_continued(backbone: Backbone, copied: Registry) -> None:
     collector = Collector()
 
     with logged_events() as events:
-        ask(collector, backbone, copied, [BODY], traceparent=f"00-{TRACE}-{PARENT}-01")
+        await ask(collector, backbone, copied, [BODY], traceparent=f"00-{TRACE}-{PARENT}-01")
 
     (request,) = collector.named("/v1/predict")
     assert request.context is not None
@@ -143,23 +138,23 @@ def test_a_callers_trace_is_continued(backbone: Backbone, copied: Registry) -> N
 
 
 @pytest.mark.parametrize("value", ["", "00-zz", f"00-{'0' * 32}-{PARENT}-01", "x" * 9999])
-def test_a_malformed_trace_begins_a_new_one(
+async def test_a_malformed_trace_begins_a_new_one(
     backbone: Backbone, copied: Registry, value: str
 ) -> None:
     collector = Collector()
 
-    ask(collector, backbone, copied, [BODY], traceparent=value)
+    await ask(collector, backbone, copied, [BODY], traceparent=value)
 
     (request,) = collector.named("/v1/predict")
     assert request.parent is None
 
 
-def test_a_trace_that_the_caller_does_not_sample_is_not_sent(
+async def test_a_trace_that_the_caller_does_not_sample_is_not_sent(
     backbone: Backbone, copied: Registry
 ) -> None:
     collector = Collector()
 
-    ask(collector, backbone, copied, [BODY], traceparent=f"00-{TRACE}-{PARENT}-00")
+    await ask(collector, backbone, copied, [BODY], traceparent=f"00-{TRACE}-{PARENT}-00")
 
     assert not collector.named("/v1/predict")
     assert not collector.named("compute")

@@ -30,17 +30,6 @@ def lines_of(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_an_act_has_a_line_before_and_after_in_a_private_file(path: Path) -> None:
-    with AuditLog(path).act(KNOWN, code_of):
-        assert [it["outcome"] for it in lines_of(path)] == ["begun"]
-
-    begun, done = lines_of(path)
-    assert {**begun, "outcome": "done", "at": done["at"]} == done
-    assert {name: done[name] for name in KNOWN} == KNOWN
-    assert str(done["at"]).endswith("+00:00")
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
@@ -68,15 +57,6 @@ def test_a_line_after_one_that_was_cut_short_stands_alone(path: Path) -> None:
     cut, *whole = path.read_bytes().split(b"\n")
     assert cut == b'{"at": "2026'
     assert [json.loads(it)["outcome"] for it in whole if it] == ["begun", "done"]
-
-
-def test_no_act_begins_without_its_line(path: Path) -> None:
-    log = AuditLog(path)
-    path.unlink()
-    path.mkdir()
-
-    with raises("audit_log_failed"), log.act(KNOWN, code_of):
-        pytest.fail("the act began")
 
 
 def test_an_act_that_is_done_keeps_its_outcome_without_its_second_line(

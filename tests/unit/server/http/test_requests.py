@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from doubles.refusals import raises
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.names import MAX_NAME_LENGTH, MAX_VERSION, TaskReference, check_version
 from nunatak_server.access.keys import Scope
-from nunatak_server.http.access import OPERATORS, PUBLIC, Access, give_id, needs, request_id_of
+from nunatak_server.http.access import PUBLIC, Access, give_id, needs, request_id_of
 from nunatak_server.http.endpoints import parse_json
 from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.pages import REFERENCE, VERSION, integers_up_to
@@ -116,29 +117,25 @@ def test_integers_up_to_a_limit_are_described(limit: int, number: int) -> None:
     assert found == (1 <= number <= limit)
 
 
+def is_taken(check: Callable[[str], object], text: str) -> bool:
+    try:
+        check(text)
+    except InvalidNameError:
+        return False
+    return True
+
+
 @given(st.integers(-1, 2 * MAX_VERSION).map(str) | st.text("0129"))
 @example(str(MAX_VERSION))
 @example(str(MAX_VERSION + 1))
 @example("01")
 def test_a_version_is_described_if_and_only_if_it_is_taken(text: str) -> None:
-    try:
-        check_version(text)
-        is_taken = True
-    except InvalidNameError:
-        is_taken = False
-
-    assert accepts(VERSION, text) == is_taken
+    assert accepts(VERSION, text) == is_taken(check_version, text)
 
 
 @given(st.text("ab0.-_@", max_size=8))
 def test_a_reference_is_described_if_and_only_if_it_is_taken(text: str) -> None:
-    try:
-        TaskReference.parse(text)
-        is_taken = True
-    except InvalidNameError:
-        is_taken = False
-
-    assert accepts(REFERENCE, text) == is_taken
+    assert accepts(REFERENCE, text) == is_taken(TaskReference.parse, text)
 
 
 @pytest.mark.parametrize("text", [LONGEST, f"{LONGEST}@{LONGEST}"])
@@ -148,33 +145,31 @@ def test_names_are_described_up_to_their_longest(text: str) -> None:
     assert not accepts(REFERENCE, f"a{text}")
 
 
-def test_a_route_that_names_no_scope_is_for_operators_of_the_whole_server() -> None:
-    assert route_with([]).needed == OPERATORS
-    assert Access(scope=Scope.ADMIN, spans_tasks=True) == OPERATORS
+@pytest.mark.parametrize(
+    ("named", "needed"),
+    [
+        pytest.param([], Access(scope=Scope.ADMIN, spans_tasks=True), id="operators"),
+        pytest.param([PUBLIC], None, id="public"),
+        *(
+            ([needs(scope, spans_tasks=all_tasks)], Access(scope=scope, spans_tasks=all_tasks))
+            for scope in Scope
+            for all_tasks in (False, True)
+        ),
+    ],
+)
+def test_a_route_asks_for_what_it_or_its_router_names(
+    named: list[Any], needed: Access | None
+) -> None:
+    assert route_with(named).needed == needed
+    assert route_with([], of_router=named).needed == needed
 
 
-@pytest.mark.parametrize("scope", Scope)
-@pytest.mark.parametrize("spans_tasks", [False, True])
-def test_a_route_asks_for_the_scope_that_it_names(scope: Scope, spans_tasks: bool) -> None:  # noqa: FBT001 - a case
-    named = needs(scope, spans_tasks=spans_tasks)
-    wanted = Access(scope=scope, spans_tasks=spans_tasks)
-
-    assert route_with([named]).needed == wanted
-    assert route_with([], of_router=[named]).needed == wanted
-
-
-def test_a_public_route_says_so() -> None:
-    assert route_with([PUBLIC]).needed is None
-
-
-def test_a_route_with_several_scopes_is_refused_when_it_is_defined() -> None:
+@pytest.mark.parametrize(
+    "named", [[PUBLIC, needs(Scope.READ)], [needs(Scope.READ), PUBLIC], [Depends(other)]]
+)
+def test_a_route_that_names_no_single_scope_is_refused_when_it_is_defined(named: list[Any]) -> None:
     with pytest.raises(TypeError, match="expected one scope for a route"):
-        route_with([PUBLIC], of_router=[needs(Scope.READ)])
-
-
-def test_a_route_with_another_dependency_is_refused_when_it_is_defined() -> None:
-    with pytest.raises(TypeError, match="expected one scope for a route"):
-        route_with([Depends(other)])
+        route_with(named)
 
 
 def test_a_route_of_another_class_lets_nobody_in() -> None:

@@ -28,7 +28,6 @@ from nunatak_server.processes.serving import (
     begin,
     connection_limits,
     serve,
-    tune_interpreter,
 )
 from nunatak_server.processes.supervisor import PLACE_VARIABLE, SIGNALS, ReplicaPlace
 from nunatak_server.processes.template import LISTED_S, check_single, divided, settings_of
@@ -46,25 +45,22 @@ def collector() -> Generator[None]:
     sys.setswitchinterval(interval)
 
 
-def test_the_interpreter_is_tuned_before_the_address_is_announced(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("max_requests", "num_objects"),
+    [(1, MIN_OBJECTS), (1024, 1024 * OBJECTS_PER_REQUEST), (2**31, MAX_OBJECTS)],
+)
+def test_collections_begin_beyond_what_a_full_queue_explains_before_the_address_is_announced(
+    max_requests: int, num_objects: int
 ) -> None:
-    done = list[str]()
-    monkeypatch.setattr(gc, "freeze", lambda: done.append("frozen"))
+    frozen, loaded, found = gc.get_freeze_count(), [list[object]()], list[object]()
 
-    def set_threshold(*_: int) -> None:
-        done.append("rare")
+    def announce(address: str) -> None:
+        found.extend((address, gc.get_threshold()[0], sys.getswitchinterval()))
+        found.append(gc.get_freeze_count() > frozen)
 
-    monkeypatch.setattr(gc, "set_threshold", set_threshold)
+    begin("http://127.0.0.1:1", max_requests=max_requests, announce=announce)
 
-    def set_switch_interval(seconds: float) -> None:
-        done.append(f"turns of {1000 * seconds:g} ms")
-
-    monkeypatch.setattr(sys, "setswitchinterval", set_switch_interval)
-
-    begin("http://127.0.0.1:1", max_requests=4, announce=done.append)
-
-    assert done == ["frozen", "rare", "turns of 0.5 ms", "http://127.0.0.1:1"]
+    assert found == ["http://127.0.0.1:1", num_objects, 0.0005, True], loaded
 
 
 def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_served(
@@ -235,18 +231,3 @@ def test_a_template_finds_its_place_once_and_sigterm_ends_its_load(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     assert SIGNALS - blocked == {signal.SIGTERM}
-
-
-@pytest.mark.parametrize(
-    ("max_requests", "num_objects"),
-    [(1, MIN_OBJECTS), (1024, 1024 * OBJECTS_PER_REQUEST), (2**31, MAX_OBJECTS)],
-)
-def test_collections_begin_beyond_what_a_full_queue_explains(
-    max_requests: int, num_objects: int
-) -> None:
-    frozen, _loaded = gc.get_freeze_count(), list[object]()
-
-    tune_interpreter(max_requests=max_requests)
-
-    assert gc.get_threshold()[0] == num_objects
-    assert gc.get_freeze_count() > frozen

@@ -33,20 +33,6 @@ def by_task(name: str, text: str) -> dict[str, float]:
     return dict(sums)
 
 
-def test_tasks_and_callers_beyond_the_bound_are_one_sum() -> None:
-    metrics = Metrics()
-
-    for index in range(MAX_LABEL_VALUES + 500):
-        metrics.count_task("requests", f"task-{index}", "ok")
-        metrics.observe_caller(f"key-{index}", status=200, predictions=[])
-
-    text = rendered(metrics)
-    assert text.count("nunatak_requests_total{") == MAX_LABEL_VALUES + 1
-    assert 'nunatak_requests_total{outcome="ok",task="other"} 500.0' in text
-    assert text.count("nunatak_caller_requests_total{") == MAX_LABEL_VALUES + 1
-    assert 'nunatak_caller_requests_total{caller="other",status="200"} 500.0' in text
-
-
 def test_labels_beyond_the_bound_are_one_sum_by_task_and_values_are_no_labels() -> None:
     metrics = Metrics()
 
@@ -117,25 +103,7 @@ def test_batches_and_memory_are_shown() -> None:
     assert "nunatak_loading_bytes 25.0" in text
 
 
-def test_what_may_befall_a_task_is_counted_from_0_once_it_is_loaded() -> None:
-    metrics = Metrics()
-
-    metrics.observe_load("tone", seconds=0.3, succeeded=True)
-
-    assert by_task(EVICTED, rendered(metrics)) == by_task(MOVED, rendered(metrics)) == {"tone": 0}
-
-
-def test_a_task_out_of_memory_has_no_line() -> None:
-    metrics = Metrics()
-
-    assert by_task(HELD, rendered(metrics)) == STATE.task_bytes
-    assert by_task(HELD, rendered(metrics, replace(STATE, task_bytes={"topic": 80}))) == {
-        "topic": 80
-    }
-    assert by_task(HELD, rendered(metrics, replace(STATE, task_bytes={}))) == {}
-
-
-def test_tasks_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
+def test_tasks_and_callers_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
     metrics = Metrics()
     names = [f"task-{index}" for index in range(MAX_LABEL_VALUES + 500)]
 
@@ -143,6 +111,7 @@ def test_tasks_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
         metrics.observe_load(name, seconds=0.0, succeeded=True)
         metrics.count_task("alias_moves", name)
         metrics.count_task("evictions", name)
+        metrics.observe_caller(name, status=200, predictions=[])
 
     # The order of versions changes; a task that has a label keeps the label.
     state = replace(STATE, task_bytes=dict.fromkeys(reversed(names), 3))
@@ -152,11 +121,5 @@ def test_tasks_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
         assert found.pop("other") == 500 * each
         assert found == dict.fromkeys(names[:MAX_LABEL_VALUES], each)
     assert text.count('nunatak_task_resident_bytes{task="other"}') == 1
-
-
-def test_two_applications_in_one_process_keep_their_own_metrics() -> None:
-    first, second = Metrics(), Metrics()
-
-    first.count_task("requests", "tone", "ok")
-
-    assert "tone" not in rendered(second)
+    assert text.count("nunatak_caller_requests_total{") == MAX_LABEL_VALUES + 1
+    assert 'nunatak_caller_requests_total{caller="other",status="200"} 500.0' in text
