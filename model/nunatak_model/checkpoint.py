@@ -25,11 +25,12 @@ from nunatak_model.architectures import architecture_of, config_from, encoder_sh
 from nunatak_model.backbone import INT8_SUFFIX, Backbone, quantize_backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
-from nunatak_model.sentence_folder import Embedding, read_embedding
+from nunatak_model.sentence_folder import Embedding, ReadJson, json_object, read_embedding
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.tokenizer_folder import (
     TOKENIZER,
     TOKENIZER_CONFIG,
+    json_in,
     read_tokenizer,
     text_tokenizer,
 )
@@ -141,14 +142,15 @@ def _download(hub_id: str) -> Path:
 
 
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
+    def read(file: str) -> object:
+        return json_in(folder / file)
+
     raw = _read_json(folder / "config.json")
     config = config_from(raw)
-    path = folder / TOKENIZER_CONFIG
-    settings = _read_json(path) if path.exists() else {}
-    record = BUILT_IN if name == MINILM_NAME else _record_in(folder)
+    record = BUILT_IN if name == MINILM_NAME else json_object(read, RECORD)
     tokenizer = _tokenizer(folder, record, raw, config)
     _check_tokens(tokenizer, config)
-    embedding = _embedding(folder, raw, json.loads(tokenizer.definition), settings, config)
+    embedding = _embedding(read, raw, tokenizer, config)
     digest = hashlib.sha256(
         f"{architecture_of(config).identity(config)}\n{tokenizer.digest}\n".encode()
     )
@@ -183,10 +185,6 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     )
 
 
-def _record_in(folder: Path) -> Mapping[str, Any]:
-    return _read_json(folder / RECORD) if (folder / RECORD).exists() else {}
-
-
 def _tokenizer(
     folder: Path, record: Mapping[str, Any], raw: Mapping[str, Any], config: BackboneConfig
 ) -> TextTokenizer:
@@ -212,22 +210,10 @@ def _check_tokens(tokenizer: TextTokenizer, config: BackboneConfig) -> None:
         )
 
 
-def _parsed(path: Path) -> object:
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise _missing(path) from error
-    except ValueError as error:
-        raise CorruptBackboneError(f"{path.name} is no JSON: {error}") from error
-
-
 def _read_json(path: Path) -> dict[str, Any]:
-    found = _parsed(path)
-    if not isinstance(found, dict):
-        raise CorruptBackboneError(
-            f"{path.name} must hold a JSON object, got {type(found).__name__}"
-        )
-    return cast("dict[str, Any]", found)
+    if not path.exists():
+        raise _missing(path)
+    return json_object(lambda _: json_in(path), path.name)
 
 
 def _missing(path: Path) -> UnsupportedBackboneError:
@@ -346,18 +332,11 @@ def bare_tensors(stored: Stored, config: BackboneConfig) -> dict[str, Tensor]:
 
 
 def _embedding(
-    folder: Path,
-    raw: Mapping[str, Any],
-    definition: dict[str, Any],
-    settings: dict[str, Any],
-    config: BackboneConfig,
+    read: ReadJson, raw: Mapping[str, Any], tokenizer: TextTokenizer, config: BackboneConfig
 ) -> Embedding:
     """Without a named pooling: the first token, or in decoders the last, which alone sees all."""
-
-    def read(name: str) -> object:
-        return _parsed(folder / name) if (folder / name).exists() else None
-
-    found = read_embedding(read, definition, settings)
+    settings = json_object(read, TOKENIZER_CONFIG)
+    found = read_embedding(read, json.loads(tokenizer.definition), settings)
     if found is not None:
         return found
     if config.is_causal:

@@ -156,6 +156,7 @@ def test_name_of_the_folder_at_hand_is_its_own(
         pytest.param("config.json", '["bert"]', id="config-is-a-list"),
         pytest.param("config.json", '{"model_type": "bert"}', id="config-without-sizes"),
         pytest.param("config.json", b"\xff\xfe{", id="config-is-no-text"),
+        pytest.param("config.json", "[" * 100_000, id="config-is-too-deep"),
         pytest.param("tokenizer.json", '{"model": ', id="tokenizer-cut-short"),
         pytest.param("tokenizer.json", "{}", id="tokenizer-is-empty"),
         pytest.param("tokenizer.json", b"\xff\xfe{", id="tokenizer-is-no-text"),
