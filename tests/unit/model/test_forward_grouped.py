@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from doubles.backbones import BYTES, Family, tiny_backbone
+from doubles.backbones import BYTES, Family, random_text, tiny_backbone
 from doubles.serving_kernels import banks_of, with_gpu_kernels
 from doubles.tasks import EVERY_FORM, random_branch
 from nunatak_contract.enums import AdapterInput, HeadKind, Norms
@@ -47,10 +47,7 @@ def stored_branch(backbone: Backbone, method: Method, seed: int) -> Branch:
 
 def random_encodings(seed: int) -> list[Encoding]:
     chance = random.Random(seed)
-    return [
-        Encoding(token_ids=tuple(chance.randint(5, 99) for _ in range(n)), type_ids=(0,) * n)
-        for n in (1, 2, 9, 9, 30)
-    ]
+    return [random_text(chance, n) for n in (1, 2, 9, 9, 30)]
 
 
 def mixed_questions(methods: list[Method], seed: int) -> list[tuple[int, Encoding]]:

@@ -9,19 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from doubles.backbones import FAMILIES, Family, save_tiny_backbone, tiny_backbone
-from nunatak_contract.enums import HeadKind, Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, Method, TopK
+from doubles.backbones import FAMILIES, Family, encoded, save_tiny_backbone, tiny_backbone
+from nunatak_contract.methods import TopK
 from nunatak_model import (
     Backbone,
-    BranchSpec,
-    Encoding,
-    HeadSpec,
-    Row,
     UnsupportedBackboneError,
-    build_branch,
-    forward,
-    initial_parameters,
     load_backbone,
     maths_of,
     pack_backbone,
@@ -217,29 +209,6 @@ def test_trunk_is_close_to_the_original(
     assert (error > 0) == (is_int8 or dtype is torch.bfloat16)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), Bottleneck(size=4)],
-    ids=lambda it: it.kind,
-)
-def test_adapters_learn_through_quantized_layers(method: Method) -> None:
-    backbone = quantize_backbone(tiny_backbone(num_layers=2))
-    head = HeadSpec(kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2, pooling=Pooling.MEAN)
-    spec = BranchSpec(method=method, head=head)
-    parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
-    for tensor in parameters.values():
-        tensor.requires_grad_()
-    branch = build_branch(spec, backbone.config, parameters)
-    (encoding,) = backbone.tokenizer.encode(["learn this"], max_length=32)
-
-    (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
-    logits.square().sum().backward()
-
-    # Gradients reach the lowest layer only through the quantized maps above.
-    lowest = [it for name, it in parameters.items() if name.startswith("layers.0.")]
-    assert any(it.grad is not None and it.grad.abs().sum() > 0 for it in lowest)
-
-
 def test_own_layers_start_from_what_the_integers_stand_for() -> None:
     backbone = quantize_backbone(tiny_backbone())
     copies = maths_of(TopK(num_layers=1)).initial_parameters(backbone, torch.Generator())
@@ -257,7 +226,7 @@ def test_packing_leaves_integers_and_lays_out_what_tasks_own() -> None:
     served = without_fast_kernels(pack_backbone(backbone))
 
     assert served.is_quantized
-    encoding = Encoding(token_ids=(2, 7, 8, 3), type_ids=(0, 0, 0, 0))
+    encoding = encoded((2, 7, 8, 3))
     before, after = (
         run_trunk(it, [encoding], depth=4).hidden[encoding] for it in (backbone, served)
     )
