@@ -167,7 +167,6 @@ MORE: dict[str, dict[str, object]] = {
 
 
 def encoded(token_ids: Iterable[int]) -> Encoding:
-    """A text of these tokens."""
     ids = tuple(token_ids)
     return Encoding(token_ids=ids, type_ids=(0,) * len(ids))
 
@@ -182,7 +181,6 @@ def rope(rope_type: str, **settings: object) -> dict[str, object]:
 
 
 def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
-    """The `config.json` of a tiny backbone."""
     common = {
         "vocab_size": len(_vocabulary(family)),
         "hidden_size": WIDTH,

@@ -37,7 +37,6 @@ def toy_grid(folder: Path, **changes: JsonValue) -> Grid:
 
 
 def toy_runs(folder: Path, **changes: JsonValue) -> tuple[Run, ...]:
-    """The runs of the sweep."""
     context = RunContext()
     return plan_runs(
         toy_grid(folder, **changes), backbone_of=context.backbone, data_of=context.data

@@ -87,7 +87,9 @@ def test_a_stage_without_layers_plans_nothing() -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.each
 @pytest.mark.parametrize(
-    "backbone", [BACKBONE, tiny_backbone(family="modernbert")], ids=["bert", "modernbert"]
+    "backbone",
+    [BACKBONE, tiny_backbone(family="modernbert"), tiny_backbone(family="qwen3")],
+    ids=["bert", "modernbert", "qwen3"],
 )
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_hit_equals_its_miss_bit_by_bit_where_the_branch_has_the_same_shapes(

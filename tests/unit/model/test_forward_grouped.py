@@ -32,6 +32,7 @@ METHODS: list[Method] = [
     Lora(rank=64, targets=QUERY_AND_VALUE, alpha=4.0),
     *EVERY_FORM,
 ]
+LORA = Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE)
 FROZEN_NORMS = Bottleneck(size=5, reads=AdapterInput.NORMED_SUM, norms=Norms.FROZEN)
 KINDS = list(HeadKind)
 PRODUCTS = {"_grouped_mm", "linear", "mm", "addmm", "addmm_", "bmm", "baddbmm"}
@@ -195,20 +196,16 @@ def test_small_ranks_take_no_more_next_to_a_large_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "method",
+    ("method", "smaller"),
     [
-        Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE),
-        Ia3(),
-        Bottleneck(size=4),
-        TopK(num_layers=1),
+        (LORA, LORA.model_copy(update={"rank": 1})),
+        (Ia3(), Ia3()),
+        (Bottleneck(size=4), Bottleneck(size=1)),
+        (TopK(num_layers=1), TopK(num_layers=1)),
     ],
     ids=str,
 )
-def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method) -> None:
-    smaller: Method = (
-        Lora(rank=1, alpha=16.0, targets=QUERY_AND_VALUE) if isinstance(method, Lora) else method
-    )
-    smaller = Bottleneck(size=1) if isinstance(method, Bottleneck) else smaller
+def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method, smaller: Method) -> None:
     plain = tiny_backbone()
     served = with_gpu_kernels(plain)
     (encoding, *_) = random_encodings(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles.flash import install_flash_double
+from doubles.serving_kernels import install_flash_double
 from nunatak_model.ops import attention
 from nunatak_model.ops.attention import (
     Attention,

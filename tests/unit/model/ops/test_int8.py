@@ -67,16 +67,21 @@ def test_integers_stand_for_the_weight_to_half_a_step() -> None:
     assert torch.equal(linear.weight.abs().amax(1), torch.full((OUT,), 127, dtype=torch.int8))
 
 
-@pytest.fixture(name="saturating")
-def _saturating(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """A CPU that adds neighbouring products of bytes in 16 bits, as those without VNNI."""
+def saturated(x: Tensor, weight: Tensor) -> Tensor:
+    """Neighbouring products of bytes are added in 16 bits, as by CPUs without VNNI."""
+    products = (x.int() + 128).unsqueeze(2) * weight.int()
+    pairs = products.unflatten(1, (-1, 2)).sum(2).clamp(-(2**15), 2**15 - 1)
+    return (pairs.sum(1) - 128 * weight.int().sum(0)).int()
 
-    def saturated(x: Tensor, weight: Tensor) -> Tensor:
-        products = (x.int() + 128).unsqueeze(2) * weight.int()
-        pairs = products.unflatten(1, (-1, 2)).sum(2).clamp(-(2**15), 2**15 - 1)
-        return (pairs.sum(1) - 128 * weight.int().sum(0)).int()
 
-    monkeypatch.setattr(torch.ops.aten, "_int_mm", saturated)
+def slow(x: Tensor, weight: Tensor) -> Tensor:
+    """A plain loop."""
+    sleep(0.02)
+    return x.int() @ weight.int()
+
+
+@pytest.fixture
+def _as_on_a_new_cpu() -> Generator[None]:
     int8.has_integer_product.cache_clear()
     yield
     int8.has_integer_product.cache_clear()
@@ -97,25 +102,12 @@ def exact_product(x: Tensor, weight: Tensor) -> Tensor:
     return int8_product(x, Linear(weight=weight, bias=None, scale=torch.ones(OUT)))
 
 
-@pytest.fixture(name="slow")
-def _slow(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """A CPU whose integer product is a plain loop."""
-
-    def slow(x: Tensor, weight: Tensor) -> Tensor:
-        sleep(0.02)
-        return x.int() @ weight.int()
-
-    monkeypatch.setattr(torch.ops.aten, "_int_mm", slow)
-    int8.has_integer_product.cache_clear()
-    yield
-    int8.has_integer_product.cache_clear()
-
-
-@pytest.mark.parametrize("cpu", ["saturating", "slow"])
+@pytest.mark.usefixtures("_as_on_a_new_cpu")
+@pytest.mark.parametrize("product", [saturated, slow])
 def test_sums_are_exact_on_cpus_whose_integer_products_do_not_serve(
-    cpu: str, request: pytest.FixtureRequest
+    product: Callable[[Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request.getfixturevalue(cpu)
+    monkeypatch.setattr(torch.ops.aten, "_int_mm", product)
     x, weight, expected = exact_case()
 
     assert not int8.has_integer_product()
