@@ -7,14 +7,14 @@ Reads checkpoints of the supported architectures in transformers' layout: `confi
 import hashlib
 import importlib.util
 import json
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import platformdirs
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from nunatak_contract.enums import Pooling
@@ -157,17 +157,16 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     if not tokenizer.tells_texts_apart and config.num_token_types > 1:
         digest.update(b"every token has type 0\n")
     parameters = dict[str, Tensor]()
-    with ExitStack() as stack:
-        stored = _open_weights(folder, stack)
-        for target, tensor in _encoder_tensors(stored, config):
-            digest.update(f"{target} {tensor.dtype} {list(tensor.shape)}\n".encode())
-            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
-            parameters[target] = tensor.to(device=device, dtype=dtype, copy=True)
-        pooler = {
-            name.replace(source, target): tensor.to(device=device, dtype=dtype, copy=True)
-            for target, source in architecture_of(config).head_sources.items()
-            for name, tensor in _head_tensors(stored, config, source)
-        }
+    stored = _stored(folder)
+    for target, tensor in _encoder_tensors(stored, config):
+        digest.update(f"{target} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+        parameters[target] = tensor.to(device=device, dtype=dtype, copy=True)
+    pooler = {
+        name.replace(source, target): tensor.to(device=device, dtype=dtype, copy=True)
+        for target, source in architecture_of(config).head_sources.items()
+        for name, tensor in _head_tensors(stored, config, source)
+    }
     return Backbone(
         name=name,
         source=str(record.get("source") or name),
@@ -223,34 +222,11 @@ def _missing(path: Path) -> UnsupportedBackboneError:
     )
 
 
-class TensorFile(Protocol):
-    """An open safetensors file; the library's own class is untyped."""
-
-    def keys(self) -> Iterable[str]: ...
-
-    def get_tensor(self, name: str) -> Tensor: ...
-
-
 Stored = Mapping[str, Tensor]
 
 
-class _OpenFiles(Stored):
-    """The tensors of open files; each access reads one tensor."""
-
-    def __init__(self, files: Mapping[str, TensorFile]) -> None:
-        self._files = files
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._files[name].get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-
-def _open_weights(folder: Path, stack: ExitStack) -> Stored:
+def _stored(folder: Path) -> Stored:
+    """The tensors of a checkpoint, in memory that is mapped to its files."""
     # The single file comes first, as in transformers: an index may be left from an earlier save.
     if (folder / WEIGHTS_INDEX).exists() and not (folder / WEIGHTS).exists():
         found = _read_json(folder / WEIGHTS_INDEX).get("weight_map")
@@ -259,20 +235,17 @@ def _open_weights(folder: Path, stack: ExitStack) -> Stored:
         files = sorted({str(it) for it in cast("dict[str, object]", found).values()})
     else:
         files = [WEIGHTS]
-    stored = dict[str, TensorFile]()
+    stored = dict[str, Tensor]()
     for file in files:
-        opened = stack.enter_context(_open(folder / file))
-        stored |= dict.fromkeys(opened.keys(), opened)
-    return _OpenFiles(stored)
+        stored |= _tensors_in(folder / file)
+    return stored
 
 
-@contextmanager
-def _open(path: Path) -> Generator[TensorFile]:
+def _tensors_in(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise _missing(path)
     try:
-        with cast("AbstractContextManager[TensorFile]", safe_open(path, framework="pt")) as opened:
-            yield opened
+        return load_file(path)
     except SafetensorError as error:
         raise CorruptBackboneError(f"{path.name} is not sound safetensors: {error}") from error
 
