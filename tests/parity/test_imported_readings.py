@@ -45,9 +45,7 @@ NO_TYPES = {"model_input_names": ["input_ids", "attention_mask"]}
         (3, None, {}),
         (3, ProblemType.SINGLE_LABEL, {}),
         (3, ProblemType.MULTI_LABEL, {}),
-        pytest.param(
-            3, None, {"model_max_length": ..., "max_len": 20}, id="length-of-old"
-        ),
+        pytest.param(3, None, {"model_max_length": ..., "max_len": 20}, id="length-of-old"),
         pytest.param(3, None, {**GENERAL, **TYPES, "do_lower_case": False}, id="general-class"),
     ],
 )
