@@ -145,6 +145,8 @@ def test_a_folder_with_neither_says_how_to_get_a_tokenizer(
         import_transformers(Checkpoint(tmp_path / "tuned"), factory.backbone)
     with pytest.raises(UnsupportedBackboneError, match="save_pretrained"):
         load_backbone(roberta)
+    with pytest.raises(UnsupportedBackboneError, match="file of a tokenizer, got none"):
+        load_backbone(saved_base(factory, tmp_path / "bare"))
 
 
 SPELT = [*SENTENCES, *(piece for piece in PIECES if piece.strip() and "\x00" not in piece)]
