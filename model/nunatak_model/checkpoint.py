@@ -7,14 +7,14 @@ Reads checkpoints of the supported architectures in transformers' layout: `confi
 import hashlib
 import importlib.util
 import json
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import platformdirs
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from nunatak_contract.enums import Pooling
@@ -25,11 +25,12 @@ from nunatak_model.architectures import architecture_of, config_from, encoder_sh
 from nunatak_model.backbone import INT8_SUFFIX, Backbone, quantize_backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
-from nunatak_model.sentence_folder import Embedding, read_embedding
+from nunatak_model.sentence_folder import Embedding, ReadJson, json_object, read_embedding
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.tokenizer_folder import (
     TOKENIZER,
     TOKENIZER_CONFIG,
+    json_in,
     read_tokenizer,
     text_tokenizer,
 )
@@ -141,31 +142,31 @@ def _download(hub_id: str) -> Path:
 
 
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
+    def read(file: str) -> object:
+        return json_in(folder / file)
+
     raw = _read_json(folder / "config.json")
     config = config_from(raw)
-    path = folder / TOKENIZER_CONFIG
-    settings = _read_json(path) if path.exists() else {}
-    record = BUILT_IN if name == MINILM_NAME else _record_in(folder)
+    record = BUILT_IN if name == MINILM_NAME else json_object(read, RECORD)
     tokenizer = _tokenizer(folder, record, raw, config)
     _check_tokens(tokenizer, config)
-    embedding = _embedding(folder, raw, json.loads(tokenizer.definition), settings, config)
+    embedding = _embedding(read, raw, tokenizer, config)
     digest = hashlib.sha256(
         f"{architecture_of(config).identity(config)}\n{tokenizer.digest}\n".encode()
     )
     if not tokenizer.tells_texts_apart and config.num_token_types > 1:
         digest.update(b"every token has type 0\n")
     parameters = dict[str, Tensor]()
-    with ExitStack() as stack:
-        stored = _open_weights(folder, stack)
-        for target, tensor in _encoder_tensors(stored, config):
-            digest.update(f"{target} {tensor.dtype} {list(tensor.shape)}\n".encode())
-            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
-            parameters[target] = tensor.to(device=device, dtype=dtype, copy=True)
-        pooler = {
-            name.replace(source, target): tensor.to(device=device, dtype=dtype, copy=True)
-            for target, source in architecture_of(config).head_sources.items()
-            for name, tensor in _head_tensors(stored, config, source)
-        }
+    stored = _stored(folder)
+    for target, tensor in _encoder_tensors(stored, config):
+        digest.update(f"{target} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+        parameters[target] = tensor.to(device=device, dtype=dtype, copy=True)
+    pooler = {
+        name.replace(source, target): tensor.to(device=device, dtype=dtype, copy=True)
+        for target, source in architecture_of(config).head_sources.items()
+        for name, tensor in _head_tensors(stored, config, source)
+    }
     return Backbone(
         name=name,
         source=str(record.get("source") or name),
@@ -181,10 +182,6 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
         embeddings=embeddings_from(parameters),
         layers=tuple(layer_from(parameters, index) for index in range(config.num_layers)),
     )
-
-
-def _record_in(folder: Path) -> Mapping[str, Any]:
-    return _read_json(folder / RECORD) if (folder / RECORD).exists() else {}
 
 
 def _tokenizer(
@@ -212,22 +209,10 @@ def _check_tokens(tokenizer: TextTokenizer, config: BackboneConfig) -> None:
         )
 
 
-def _parsed(path: Path) -> object:
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise _missing(path) from error
-    except ValueError as error:
-        raise CorruptBackboneError(f"{path.name} is no JSON: {error}") from error
-
-
 def _read_json(path: Path) -> dict[str, Any]:
-    found = _parsed(path)
-    if not isinstance(found, dict):
-        raise CorruptBackboneError(
-            f"{path.name} must hold a JSON object, got {type(found).__name__}"
-        )
-    return cast("dict[str, Any]", found)
+    if not path.exists():
+        raise _missing(path)
+    return json_object(lambda _: json_in(path), path.name)
 
 
 def _missing(path: Path) -> UnsupportedBackboneError:
@@ -237,34 +222,11 @@ def _missing(path: Path) -> UnsupportedBackboneError:
     )
 
 
-class TensorFile(Protocol):
-    """An open safetensors file; the library's own class is untyped."""
-
-    def keys(self) -> Iterable[str]: ...
-
-    def get_tensor(self, name: str) -> Tensor: ...
-
-
 Stored = Mapping[str, Tensor]
 
 
-class _OpenFiles(Stored):
-    """The tensors of open files; each access reads one tensor."""
-
-    def __init__(self, files: Mapping[str, TensorFile]) -> None:
-        self._files = files
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._files[name].get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-
-def _open_weights(folder: Path, stack: ExitStack) -> Stored:
+def _stored(folder: Path) -> Stored:
+    """The tensors of a checkpoint, in memory that is mapped to its files."""
     # The single file comes first, as in transformers: an index may be left from an earlier save.
     if (folder / WEIGHTS_INDEX).exists() and not (folder / WEIGHTS).exists():
         found = _read_json(folder / WEIGHTS_INDEX).get("weight_map")
@@ -273,20 +235,17 @@ def _open_weights(folder: Path, stack: ExitStack) -> Stored:
         files = sorted({str(it) for it in cast("dict[str, object]", found).values()})
     else:
         files = [WEIGHTS]
-    stored = dict[str, TensorFile]()
+    stored = dict[str, Tensor]()
     for file in files:
-        opened = stack.enter_context(_open(folder / file))
-        stored |= dict.fromkeys(opened.keys(), opened)
-    return _OpenFiles(stored)
+        stored |= _tensors_in(folder / file)
+    return stored
 
 
-@contextmanager
-def _open(path: Path) -> Generator[TensorFile]:
+def _tensors_in(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise _missing(path)
     try:
-        with cast("AbstractContextManager[TensorFile]", safe_open(path, framework="pt")) as opened:
-            yield opened
+        return load_file(path)
     except SafetensorError as error:
         raise CorruptBackboneError(f"{path.name} is not sound safetensors: {error}") from error
 
@@ -346,18 +305,11 @@ def bare_tensors(stored: Stored, config: BackboneConfig) -> dict[str, Tensor]:
 
 
 def _embedding(
-    folder: Path,
-    raw: Mapping[str, Any],
-    definition: dict[str, Any],
-    settings: dict[str, Any],
-    config: BackboneConfig,
+    read: ReadJson, raw: Mapping[str, Any], tokenizer: TextTokenizer, config: BackboneConfig
 ) -> Embedding:
     """Without a named pooling: the first token, or in decoders the last, which alone sees all."""
-
-    def read(name: str) -> object:
-        return _parsed(folder / name) if (folder / name).exists() else None
-
-    found = read_embedding(read, definition, settings)
+    settings = json_object(read, TOKENIZER_CONFIG)
+    found = read_embedding(read, json.loads(tokenizer.definition), settings)
     if found is not None:
         return found
     if config.is_causal:

@@ -150,7 +150,7 @@ def check_prompt(general: Mapping[str, Any]) -> None:
         )
 
 
-def json_object(read: ReadJson, name: str) -> Mapping[str, Any]:
+def json_object(read: ReadJson, name: str) -> dict[str, Any]:
     found = read(name)
     if found is None:
         return {}

@@ -136,16 +136,17 @@ def quiet() -> Generator[None]:
 
 def _check_files(folder: Path) -> None:
     """Refuse what would take far more memory or work than a tokenizer, before anything reads it."""
-    check_bounds(_json_in(folder / TOKENIZER))
+    check_bounds(json_in(folder / TOKENIZER))
     for name in ("vocab.json", ADDED_TOKENS_FILE):
-        check_token_ids(_json_in(folder / name))
-    settings = _json_in(folder / TOKENIZER_CONFIG)
+        check_token_ids(json_in(folder / name))
+    settings = json_in(folder / TOKENIZER_CONFIG)
     added = settings.get("added_tokens_decoder") if isinstance(settings, dict) else None
     if isinstance(added, dict):
         check_token_ids([int(it) for it in added if it.isdecimal()])
 
 
-def _json_in(path: Path) -> JsonValue:
+def json_in(path: Path) -> JsonValue:
+    """Give None if there is no such file."""
     try:
         return json.loads(path.read_bytes()) if path.exists() else None
     except (ValueError, RecursionError) as error:

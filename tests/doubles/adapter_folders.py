@@ -9,9 +9,8 @@ from typing import Final
 
 from torch import Tensor
 
-from doubles.tasks import tiny_task
+from doubles.tasks import numbered, tiny_task
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method
 from nunatak_exchange.peft_folders import export_peft
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
@@ -27,8 +26,7 @@ def loaded_task(
 ) -> LoadedTask:
     """A tiny task of this method, loaded as in a server."""
     draft, blobs = tiny_task(backbone, method=method, kind=kind)
-    manifest = TaskManifest.model_validate({**draft.model_dump(), "version": 1})
-    return load_task(manifest, blobs["parameters"], backbone)
+    return load_task(numbered(draft), blobs["parameters"], backbone)
 
 
 def peft_folder(folder: Path, backbone: Backbone) -> Path:
@@ -46,7 +44,6 @@ def peft_folder(folder: Path, backbone: Backbone) -> Path:
 
 
 def adapterhub_folder(folder: Path, case: str) -> Path:
-    """A copy of one of the folders that `adapters` wrote."""
     return Path(shutil.copytree(ADAPTERHUB / case, folder))
 
 
@@ -63,6 +60,5 @@ def edit_json(path: Path, changes: Mapping[str, object]) -> None:
 
 
 def edit_tensors(path: Path, changes: Mapping[str, Tensor | None]) -> None:
-    """Set or remove tensors of a safetensors file."""
     tensors: dict[str, Tensor | None] = {**tensors_from_bytes(path.read_bytes()), **changes}
     path.write_bytes(tensors_to_bytes({name: it for name, it in tensors.items() if it is not None}))

@@ -1,9 +1,10 @@
 """Tiny random backbones: the real code paths in milliseconds."""
 
 import json
+import random
 import tempfile
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, get_args, overload
@@ -19,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from nunatak_contract.enums import Pooling
-from nunatak_model import Backbone, BackboneConfig, load_backbone
+from nunatak_model import Backbone, BackboneConfig, Encoding, load_backbone
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes, source_rows
 from nunatak_model.checkpoint import GIVES_TYPES, RECORD
 from nunatak_model.sentence_folder import POOLINGS
@@ -165,13 +166,21 @@ MORE: dict[str, dict[str, object]] = {
 """The own settings of each family."""
 
 
+def encoded(token_ids: Iterable[int]) -> Encoding:
+    ids = tuple(token_ids)
+    return Encoding(token_ids=ids, type_ids=(0,) * len(ids))
+
+
+def random_text(chance: random.Random, num_tokens: int) -> Encoding:
+    return encoded(chance.randint(5, 99) for _ in range(num_tokens))
+
+
 def rope(rope_type: str, **settings: object) -> dict[str, object]:
     """The fields of a `config.json` that turn positions, as transformers 5 names them."""
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 500.0, **settings}}
 
 
 def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
-    """The `config.json` of a tiny backbone."""
     common = {
         "vocab_size": len(_vocabulary(family)),
         "hidden_size": WIDTH,

@@ -39,7 +39,6 @@ CONTRAST = """() => {
 
 @contextmanager
 def running_browser() -> Generator[Browser]:
-    """Run a browser."""
     expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

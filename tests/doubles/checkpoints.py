@@ -7,16 +7,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from doubles import backbones
 from doubles.backbones import tiny_tokenizer
-from doubles.published import Twin, TwinFactory
-from doubles.published_names import WITHOUT_TYPES
+from doubles.published import Twin, TwinFactory, logits_of
 from doubles.sentence_folders import edit
-from doubles.tasks import CREATED_AT, MAX_LENGTH, PROBE_INPUTS
+from doubles.tasks import CREATED_AT, MAX_LENGTH, PROBE_INPUTS, numbered
 from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
-from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import HeadOnly, Method
 from nunatak_exchange.checks import ImportedTask
 from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, build_branch, forward
@@ -65,17 +62,14 @@ def save_tokenizer(factory: TwinFactory, folder: Path, *, max_length: int = 40) 
 
 
 def encodings(backbone: Backbone) -> list[Encoding]:
-    """Texts and pairs of several lengths, as the backbone reads them."""
     return backbone.tokenizer.encode(TEXTS, max_length=MAX_LENGTH)
 
 
 def branch_of(imported: ImportedTask, backbone: Backbone) -> Branch:
-    """The imported branch."""
     return build_branch(imported.spec, backbone.config, imported.parameters)
 
 
 def logits(backbone: Backbone, branch: Branch, encoding: Encoding) -> Tensor:
-    """Return the answer of a branch to one input."""
     with torch.inference_mode():
         (output,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
     return output
@@ -103,12 +97,10 @@ def loaded_task(
         probe_inputs=PROBE_INPUTS,
         provenance=Provenance(created_at=CREATED_AT),
     )
-    manifest = TaskManifest(**draft.manifest.model_dump(), version=1)
-    return load_task(manifest, draft.blobs["parameters"], backbone)
+    return load_task(numbered(draft.manifest), draft.blobs["parameters"], backbone)
 
 
 def loaded_import(imported: ImportedTask, backbone: Backbone) -> LoadedTask:
-    """Draft and load an imported task."""
     return loaded_task(
         backbone,
         branch_of(imported, backbone),
@@ -119,15 +111,5 @@ def loaded_import(imported: ImportedTask, backbone: Backbone) -> LoadedTask:
 
 
 def published_logits(model: nn.Module, encoding: Encoding) -> Tensor:
-    """Logits of a model of transformers or peft for one input alone."""
-    config = getattr(model, "config", None)
-    reads_types = getattr(config, "model_type", "") not in WITHOUT_TYPES
     with torch.inference_mode():
-        output = model(
-            input_ids=torch.tensor([encoding.token_ids]),
-            attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
-            **({"token_type_ids": torch.tensor([encoding.type_ids])} if reads_types else {}),
-        )
-    if isinstance(output, QuestionAnsweringModelOutput):
-        return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)
-    return output.logits[0]
+        return logits_of(model, encoding)

@@ -6,7 +6,6 @@ from doubles.golden import engine_of
 
 
 def blob_paths(folder: Path) -> list[Path]:
-    """Return every file among the blobs."""
     return sorted(path for path in (folder / "blobs").rglob("*") if path.is_file())
 
 

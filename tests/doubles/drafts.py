@@ -157,7 +157,6 @@ def draft_with(**blobs: bytes) -> TaskDraft:
 
 
 def publish_one(registry: Registry, task: str = "intent", seed: int = 0) -> TaskManifest:
-    """Publish `make_draft(task, seed)`."""
     return registry.publish(*make_draft(task, seed))
 
 

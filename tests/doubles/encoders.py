@@ -3,12 +3,13 @@
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
-from doubles.backbones import Family, save_tokenizer, tiny_config
-from doubles.published import Twin, TwinFactory
+from doubles.backbones import Family, encoded, random_text, save_tokenizer, tiny_config
+from doubles.published import Twin, TwinFactory, config_of, randomise
 from doubles.published_names import WITHOUT_TYPES
 from nunatak_model import Backbone, Encoding, Row, forward, run_trunk
 
@@ -23,26 +24,20 @@ def encoding_of(num_tokens: int, *, num_types: int = 1) -> Encoding:
 
 
 def tiny_encoder(
-    kind: type[PreTrainedModel],
     family: Family,
     changes: Mapping[str, object],
     *,
     num_layers: int = 3,
+    kind: Any = AutoModel,  # noqa: ANN401 - untyped there
 ) -> PreTrainedModel:
-    config_class: type[PreTrainedConfig] = kind.config_class  # pyrefly: ignore[bad-assignment]
     raw = {**tiny_config(num_layers=num_layers, family=family), **changes}
-    return kind(config_class(**raw))  # pyrefly: ignore[bad-argument-type]
+    return kind.from_config(config_of(raw))
 
 
 def saved(
     folder: Path, model: PreTrainedModel, family: Family, *, deviation: float = 0.3
 ) -> PreTrainedModel:
-    """Save a model with random parameters; gains are near one, so that signals stay visible."""
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator) * deviation
-        is_gain = parameter.dim() == 1 and name.endswith("weight")
-        parameter.data = 1.0 + 0.1 * noise if is_gain else noise
+    randomise(model, torch.Generator().manual_seed(1), deviation=deviation)
     model.eval().save_pretrained(folder)
     save_tokenizer(folder, family)
     return model
@@ -55,6 +50,8 @@ def assert_same_hidden_states(
     config = backbone.config
     lengths = lengths or [1, 2, 9, 33, min(64, config.max_tokens), config.max_tokens]
     encodings = [encoding_of(length, num_types=config.num_token_types) for length in lengths]
+    if config.counts_positions_from_padding:
+        encodings.append(encoded((0, 30, 1, 31, 1, 32, 2)))
 
     with torch.inference_mode():
         trunk = run_trunk(backbone, encodings, depth=config.num_layers)
@@ -73,10 +70,7 @@ def assert_rows_equal_published(
 ) -> None:
     """Ask all twins about random texts in one shuffled batch."""
     chance = random.Random(4)
-    encodings = [
-        Encoding(token_ids=tuple(chance.randint(5, 99) for _ in range(it)), type_ids=(0,) * it)
-        for it in lengths
-    ]
+    encodings = [random_text(chance, it) for it in lengths]
     questions = [(twin, encoding) for twin in twins for encoding in encodings]
     chance.shuffle(questions)
 

@@ -23,7 +23,6 @@ class EventList(logging.Handler):
         self.lines.append(self.format(record))
 
     def named(self, event: str) -> list[dict[str, Any]]:
-        """Return the events of one name, in their order."""
         return [found for line in self.lines if (found := json.loads(line))["event"] == event]
 
 

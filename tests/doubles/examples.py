@@ -39,7 +39,6 @@ def toy_examples(count: int, *, seed: int = 0) -> tuple[Example, ...]:
 
 
 def toy_data(*, num_train: int = 64, num_dev: int = 16) -> TaskData:
-    """Return the toy task."""
     return TaskData(
         name="toy",
         train=ExampleSet(examples=toy_examples(num_train, seed=1)),
@@ -82,13 +81,11 @@ def load_test_set(path: Path, data: TaskData) -> ExampleSet:
 
 
 def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    """Write rows as JSON lines; returns the path."""
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return path
 
 
 def rows_of(examples: Sequence[Example]) -> list[dict[str, object]]:
-    """Return examples as rows of a file."""
     return [{"text": example.text, "label": example.label} for example in examples]
 
 

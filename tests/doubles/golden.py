@@ -53,7 +53,6 @@ def add_actors() -> None:
 
 
 def add_replicas() -> None:
-    """A table of the server processes."""
     ReplicaRow.metadata.tables[ReplicaRow.__tablename__].create(op.get_bind())
 
 
@@ -125,7 +124,6 @@ def lost_rows(before: Rows, after: Mapping[str, Sequence[Mapping[str, Any]]]) ->
 
 @cache
 def _database_of(server: PostgresServer) -> str:
-    """Return the only database of a test."""
     return server.create_database()
 
 

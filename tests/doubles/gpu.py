@@ -8,19 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from doubles.backbones import Family
+from doubles.backbones import Family, random_text
 from doubles.published import Twin, TwinFactory
-from nunatak_contract.enums import HeadKind, LinearMap
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Ia3,
-    Lora,
-    Method,
-    TopK,
-)
+from doubles.tasks import EVERY_FORM
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method
 from nunatak_model import (
     Backbone,
     Branch,
@@ -37,20 +29,7 @@ DEVICE = torch.device(os.environ.get("NUNATAK_TEST_DEVICE", "cuda"))
 NUM_LAYERS, MAX_TOKENS = 4, 64
 COPIES = 2
 """Tasks of each form, so that each is grouped."""
-METHODS: dict[str, Method] = {
-    "head": HeadOnly(),
-    "topk-1": TopK(num_layers=1),
-    "topk-3": TopK(num_layers=3),
-    "lora": Lora(rank=4, alpha=8.0, targets=QUERY_AND_VALUE),
-    "lora-from-2": Lora(rank=3, alpha=6.0, first_layer=2, targets=QUERY_AND_VALUE),
-    "lora-all-targets": Lora(rank=5, alpha=5.0, targets=tuple(LinearMap)),
-    "ia3": Ia3(),
-    "ia3-from-2": Ia3(first_layer=2, scaled_outputs=tuple(LinearMap), scaled_inputs=()),
-    "lora-wide": Lora(rank=128, alpha=8.0, targets=QUERY_AND_VALUE),
-    "bottleneck": Bottleneck(size=8),
-    "bottleneck-from-3": Bottleneck(size=5, first_layer=3),
-    "full": Full(),
-}
+METHODS: list[Method] = [*EVERY_FORM, Lora(rank=128, alpha=8.0, targets=QUERY_AND_VALUE)]
 KINDS = list(HeadKind)
 
 
@@ -70,7 +49,6 @@ class Served:
     branches: tuple[Branch, ...]
 
     def rows(self, questions: list[Question]) -> list[Row]:
-        """The questions as rows of a batch."""
         return [Row(encoding=it.encoding, branch=self.branches[it.task]) for it in questions]
 
     def answers(self, questions: list[Question]) -> list[Tensor]:
@@ -83,7 +61,7 @@ class Served:
 def make_twins(folder: Path, family: Family) -> list[Twin]:
     """`COPIES` published models of each method, with heads of all kinds, and their branches."""
     factory = TwinFactory(folder, family=family, num_layers=NUM_LAYERS)
-    methods = [method for method in METHODS.values() for _ in range(COPIES)]
+    methods = [method for method in METHODS for _ in range(COPIES)]
     return [
         factory.twin(method, kind=KINDS[index % len(KINDS)], num_labels=2 + index % 5)
         for index, method in enumerate(methods)
@@ -101,17 +79,11 @@ def plainly_served(folder: Path, branches: list[Branch], *, dtype: torch.dtype) 
     return _with(load_backbone(folder, dtype=dtype, device=DEVICE), branches)
 
 
-def random_encoding(chance: random.Random, num_tokens: int) -> Encoding:
-    """A text of one type."""
-    tokens = tuple(chance.randint(5, 99) for _ in range(num_tokens))
-    return Encoding(token_ids=tokens, type_ids=(0,) * num_tokens)
-
-
 def random_questions(seed: int, num_tasks: int) -> list[Question]:
     """Requests of each task with texts of different lengths, some of them the same, shuffled."""
     chance = random.Random(seed)
     lengths = [1, MAX_TOKENS, *(chance.randint(2, MAX_TOKENS) for _ in range(5))]
-    encodings = [random_encoding(chance, length) for length in lengths]
+    encodings = [random_text(chance, length) for length in lengths]
     tasks = [task for task in range(num_tasks) for _ in range(2)]
     chance.shuffle(tasks)
     return [Question(task=task, encoding=chance.choice(encodings)) for task in tasks]

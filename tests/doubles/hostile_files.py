@@ -9,12 +9,10 @@ from nunatak_registry.blobs.tensors import MAX_HEADER_BYTES, MAX_TENSORS
 
 
 def entry(begin: object, end: object, shape: object = (1,), dtype: object = "F32") -> object:
-    """Return one tensor of a header."""
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
 def document(fields: object, size: int = 4) -> bytes:
-    """Return the file with this header and `size` bytes after it."""
     return with_header(json.dumps(fields).encode(), bytes(size))
 
 

@@ -39,14 +39,12 @@ class Site:
     def server(
         self, *, log: Path | None = None, **settings: object
     ) -> AbstractContextManager[ServerProcess]:
-        """Start a process on it."""
         script = FAULTY_SCRIPT.format(faults=str(self.faults))
         return server_process(
             registry=self.registry, backbone=self.backbone, script=script, log=log, **settings
         )
 
     def hold(self, *, is_held: bool) -> None:
-        """Block or unblock the device."""
         _put(self.faults / "held", is_there=is_held)
 
     def mute(self) -> None:
@@ -59,7 +57,6 @@ class Site:
 
 
 def make_site(folder: Path) -> Site:
-    """Publish two tasks."""
     for name in ("backbone", "registry", "faults"):
         (folder / name).mkdir()
     backbone = load_backbone(save_tiny_backbone(folder / "backbone"))
@@ -187,14 +184,12 @@ def open_client(server: ServerProcess) -> httpx.AsyncClient:
 
 
 async def wait_for_admitted(client: httpx.AsyncClient, num_requests: int) -> None:
-    """Return once `num_requests` requests are being answered."""
     async with asyncio.timeout(LIMIT_S):
         while await _admitted(client) < num_requests:  # noqa: ASYNC110 - the connections of another process
             await asyncio.sleep(POLL_S)
 
 
 async def wait_until_refused(server: ServerProcess) -> None:
-    """Return once the process accepts no new connections."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             try:

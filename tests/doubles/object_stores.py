@@ -45,7 +45,6 @@ class ObjectStore:
         )
 
     def create_bucket(self) -> str:
-        """Return the name of a new bucket."""
         name = f"registry{next(self.numbers)}"
         self.client().create_bucket(Bucket=name)
         return name

@@ -10,22 +10,18 @@ from unittest.mock import Mock
 import pytest
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
-from transformers import (
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedModel,
-)
+from torch import nn
+from transformers import PreTrainedModel
 
-from doubles.backbones import Family, save_tiny_backbone
-from nunatak_model import Backbone, load_backbone
+from doubles.backbones import Family, encoded, save_tiny_backbone
+from doubles.checkpoints import published_logits
+from doubles.published import AUTO_CLASSES
+from doubles.published_names import PEFT_TASKS
+from nunatak_model import Backbone, Branch, Row, forward, load_backbone
 
 NUM_LAYERS = 3
-AUTO_CLASSES = {
-    "SEQ_CLS": AutoModelForSequenceClassification,
-    "TOKEN_CLS": AutoModelForTokenClassification,
-    "QUESTION_ANS": AutoModelForQuestionAnswering,
-}
+CLASSES = {task: AUTO_CLASSES[kind] for kind, task in PEFT_TASKS.items()}
+ENCODINGS = [encoded((2, *range(20, 20 + length), 3)) for length in (1, 7, 30)]
 
 
 class PeftBase:
@@ -43,7 +39,6 @@ class PeftBase:
         return base
 
     def model(self, task_type: str, num_labels: int) -> PreTrainedModel:
-        """The base with a fresh head."""
         return deepcopy(_read(self.folder, task_type, num_labels))
 
     def train(self, config: PeftConfig, *, num_labels: int, seed: int = 0) -> PeftModel:
@@ -57,14 +52,13 @@ class PeftBase:
         return model.eval()
 
     def load(self, folder: Path, task_type: str, num_labels: int) -> PeftModel:
-        """Load an adapter folder with peft."""
         return PeftModel.from_pretrained(self.model(task_type, num_labels), str(folder)).eval()
 
 
 @cache
 def _read(folder: Path, task_type: str, num_labels: int) -> PreTrainedModel:
     """A model of a folder, whose reading takes several times as long as a copy in memory."""
-    return AUTO_CLASSES[task_type].from_pretrained(folder, num_labels=num_labels).eval()
+    return CLASSES[task_type].from_pretrained(folder, num_labels=num_labels).eval()
 
 
 def save(model: PeftModel, folder: Path, *, meaning: Mapping[str, object]) -> Path:
@@ -77,6 +71,13 @@ def save(model: PeftModel, folder: Path, *, meaning: Mapping[str, object]) -> Pa
     return folder
 
 
+def difference(branch: Branch, backbone: Backbone, model: nn.Module) -> float:
+    """The largest difference of a logit of a task and of a model of peft."""
+    with torch.inference_mode():
+        answers = forward(backbone, [Row(encoding=it, branch=branch) for it in ENCODINGS])
+    expected = [published_logits(model, it) for it in ENCODINGS]
+    return max((ours - it).abs().max().item() for ours, it in zip(answers, expected, strict=True))
+
+
 def id2label(num_labels: int) -> dict[str, object]:
-    """A `config.json` that names the labels."""
     return {"id2label": {str(index): f"label {index}" for index in range(num_labels)}}

@@ -24,7 +24,6 @@ SYMBOLS = "\U0001f300" * 100
 
 
 def when(task: str, *labels: str, threshold: float | None = None) -> Condition:
-    """Return a condition about one task."""
     return Condition(task=task, labels=labels, threshold=threshold)
 
 
@@ -49,12 +48,10 @@ def make_policy(*rules: Rule, name: str = "guard", **fields: Any) -> Policy:  # 
 
 
 def classifier(*labels: str, **fields: Any) -> HeadRecord:  # noqa: ANN401 - fields of a head
-    """Return the head of a sequence classification."""
     return HeadRecord(labels=labels, pooling=Pooling.MEAN, dense=False, **fields)
 
 
 def tagger(*labels: str) -> HeadRecord:
-    """Return the head of a token classification."""
     return HeadRecord(
         kind=HeadKind.TOKEN_CLASSIFICATION,
         problem_type=None,
@@ -84,7 +81,6 @@ class AnyStates(dict[Condition, ConditionState]):
 
 
 def answered(task: str, head: HeadRecord, *texts: AnyStates, version: int = 1) -> TaskPrediction:
-    """Return the answer of a task about texts."""
     return TaskPrediction(
         reference=task,
         task=task,

@@ -58,7 +58,6 @@ class PostgresServer:
         return replace(self, numbers=count())
 
     def create_database(self) -> str:
-        """Return the URL of an empty database."""
         name = f"registry{next(self.numbers)}"
         if name in self.made:
             with self._connect(name) as connection:

@@ -117,7 +117,6 @@ class ServerProcess:
     output: TextIOWrapper
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
         os.kill(self.process.pid or 0, number)
 
     def wait(self, timeout: float) -> int:
@@ -172,7 +171,6 @@ class Ended:
 
 
 def ended(script: str, *arguments: str) -> Ended:
-    """Run a script to its end."""
     source, sink = Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")

@@ -66,23 +66,10 @@ class Twin:
 
     model: nn.Module
     branch: Branch
-    has_types: bool = True
 
     def expected(self, encoding: Encoding) -> Tensor:
-        """Logits of the published implementation for this input alone."""
         with torch.inference_mode():
-            return self.logits(encoding)
-
-    def logits(self, encoding: Encoding) -> Tensor:
-        """The same logits, with gradients."""
-        output = self.model(
-            input_ids=torch.tensor([encoding.token_ids]),
-            attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
-            **({"token_type_ids": torch.tensor([encoding.type_ids])} if self.has_types else {}),
-        )
-        if isinstance(output, QuestionAnsweringModelOutput):
-            return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)
-        return output.logits[0]
+            return logits_of(self.model, encoding)
 
 
 class TwinFactory:
@@ -104,7 +91,7 @@ class TwinFactory:
         """Folders of models that were written, and the models."""
         self._generator = torch.Generator().manual_seed(0)
         base = self._model(HeadSpec(num_labels=2))
-        _randomise(base, self._generator, deviation=0.3)
+        randomise(base, self._generator, deviation=0.3)
         self._base = {name: tensor.clone() for name, tensor in base.state_dict().items()}
         base.save_pretrained(folder)
         save_tokenizer(folder, family)
@@ -126,12 +113,12 @@ class TwinFactory:
                 pass
             case TopK(num_layers=count):
                 for layer in self._layers(model, kind)[self.num_layers - count :]:
-                    _randomise(layer, self._generator, deviation=0.3)
+                    randomise(layer, self._generator, deviation=0.3)
                 if self.family in FINAL_NORMS:
                     name = self._renamed(FINAL_NORMS[self.family], kind)
-                    _randomise(model.get_submodule(name), self._generator, deviation=0.3)
+                    randomise(model.get_submodule(name), self._generator, deviation=0.3)
             case Full():
-                _randomise(model, self._generator, deviation=0.3)
+                randomise(model, self._generator, deviation=0.3)
             case Lora() | Ia3():
                 return self._peft_twin(model, method, head)
             case Bottleneck():
@@ -141,7 +128,7 @@ class TwinFactory:
     def gradients(self, twin: Twin, encodings: Sequence[Encoding]) -> dict[str, Tensor]:
         """Gradients of the sum of all squared logits, by our names of the branch's parameters."""
         twin.model.requires_grad_(requires_grad=True).zero_grad()
-        total = torch.stack([twin.logits(it).square().sum() for it in encodings]).sum()
+        total = torch.stack([logits_of(twin.model, it).square().sum() for it in encodings]).sum()
         total.backward()
         stored = dict[str, Tensor]()
         for name, parameter in twin.model.named_parameters(remove_duplicate=False):
@@ -244,19 +231,15 @@ class TwinFactory:
                     block.forward = _adapted_output(block)
                 else:
                     block.forward = _adapted_forward(block)
-                    _randomise(block.get_submodule("LayerNorm"), self._generator, deviation=0.3)
-                _randomise(block.get_submodule("down"), self._generator, deviation=0.3)
-                _randomise(block.get_submodule("up"), self._generator, deviation=0.3)
+                    randomise(block.get_submodule("LayerNorm"), self._generator, deviation=0.3)
+                randomise(block.get_submodule("down"), self._generator, deviation=0.3)
+                randomise(block.get_submodule("up"), self._generator, deviation=0.3)
             for name in OTHER_NORMS.get(self.family, ()):
-                _randomise(layer.get_submodule(name), self._generator, deviation=0.3)
+                randomise(layer.get_submodule(name), self._generator, deviation=0.3)
 
     def _twin(
         self, model: nn.Module, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]
     ) -> Twin:
-        branch = self._branch(method, head, stored)
-        return Twin(model=model.eval(), branch=branch, has_types=self.family not in WITHOUT_TYPES)
-
-    def _branch(self, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]) -> Branch:
         spec = BranchSpec(method=method, head=head)
         for usual, prefix in ANSWERS.items():
             stored = {re.sub(rf"^{prefix}\.", f"{usual}.", name): it for name, it in stored.items()}
@@ -264,11 +247,25 @@ class TwinFactory:
             name: _find(stored, name, self.family, spec)
             for name in parameter_shapes(spec, self.backbone.config)
         }
-        return build_branch(spec, self.backbone.config, parameters)
+        branch = build_branch(spec, self.backbone.config, parameters)
+        return Twin(model=model.eval(), branch=branch)
+
+
+def logits_of(model: nn.Module, encoding: Encoding) -> Tensor:
+    """Logits of a model of transformers or peft for one input alone, with gradients."""
+    config = getattr(model, "config", None)
+    reads_types = getattr(config, "model_type", "") not in WITHOUT_TYPES
+    output = model(
+        input_ids=torch.tensor([encoding.token_ids]),
+        attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
+        **({"token_type_ids": torch.tensor([encoding.type_ids])} if reads_types else {}),
+    )
+    if isinstance(output, QuestionAnsweringModelOutput):
+        return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)
+    return output.logits[0]
 
 
 def config_of(raw: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped there
-    """The configuration of transformers with these fields of a `config.json`."""
     fields = {name: it for name, it in raw.items() if name != "model_type"}
     return AUTO_CONFIG.for_model(raw["model_type"], **fields)
 
@@ -348,7 +345,6 @@ def _find_change(
 
 
 def _paths(family: Family, layer: str, target: str) -> list[str]:
-    """The modules of a map."""
     paths = PEFT_TARGETS[family][LinearMap(target)].split("|")
     return [f"{LAYERS[family]}.{layer}.{path}" for path in paths]
 
@@ -381,7 +377,7 @@ def _share(adapted: PeftModel, one: str, other: str) -> None:
             adapted.get_submodule(module).register_parameter(last, shared)
 
 
-def _randomise(module: nn.Module, generator: torch.Generator, *, deviation: float) -> None:
+def randomise(module: nn.Module, generator: torch.Generator, *, deviation: float) -> None:
     for name, parameter in module.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator) * deviation
         is_gain = name.endswith("weight") and parameter.dim() == 1

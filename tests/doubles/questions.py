@@ -83,7 +83,6 @@ async def scores(client: httpx.AsyncClient, task: str) -> dict[str, float]:
 def publish_all(
     registry: Registry, backbone: Backbone, *, only: Collection[str] = tuple(TASKS)
 ) -> None:
-    """Publish a task and a card for each question."""
     for seed, (name, (labels, problem_type, meanings)) in enumerate(TASKS.items()):
         if name not in only:
             continue

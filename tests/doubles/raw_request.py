@@ -69,7 +69,6 @@ class Received:
 
 
 def place_of(address: str) -> tuple[str, int]:
-    """Return the host and the port of an address."""
     parts = urlsplit(address)
     assert parts.hostname is not None
     assert parts.port is not None

@@ -17,6 +17,5 @@ def raises(code: str, *, match: str | None = None) -> Generator[pytest.Exception
 
 
 def code_of(outcome: object) -> str:
-    """Return the code of an outcome, which must be an error."""
     assert isinstance(outcome, NunatakError)
     return outcome.code

@@ -30,5 +30,4 @@ STATE = ServerState(
 
 
 def rendered(metrics: Metrics, state: ServerState = STATE) -> str:
-    """Return all metrics as text."""
     return metrics.render(replace(state, task_label=metrics.task_label)).decode()

@@ -68,7 +68,6 @@ def save_sentence_folder(
 
 
 def write(path: Path, fields: object) -> None:
-    """Write a JSON file, in a folder that may be new."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(fields))
 
@@ -81,7 +80,6 @@ def edit(path: Path, changes: Mapping[str, object]) -> None:
 
 
 def their_vectors(folder: Path, texts: list[str]) -> Tensor:
-    """Return the embeddings of sentence-transformers."""
     peer = SentenceTransformer(str(folder), device="cpu")
     return torch.as_tensor(peer.encode(texts, convert_to_tensor=True))
 

@@ -35,7 +35,6 @@ class Tally:
 
     @property
     def failed(self) -> int:
-        """Number of requests with a wrong answer or none."""
         return len(self.failures)
 
 

@@ -49,7 +49,6 @@ def toy_file(folder: Path, **changes: JsonValue) -> Path:
 
 
 def toy_runs(folder: Path, **changes: JsonValue) -> tuple[Run, ...]:
-    """The runs of the sweep."""
     context = RunContext()
     return plan_runs(
         toy_grid(folder, **changes), backbone_of=context.backbone, data_of=context.data

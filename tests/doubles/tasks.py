@@ -97,12 +97,10 @@ def tiny_task(
 
 
 def numbered(draft: TaskDraft, **changes: object) -> TaskManifest:
-    """Return version 1 of a draft."""
     return TaskManifest.model_validate({**draft.model_dump(), "version": 1, **changes})
 
 
 def publish_tiny_task(registry: Registry, backbone: Backbone, **options: Any) -> TaskManifest:  # noqa: ANN401 - of `tiny_task`
-    """Publish `tiny_task` and return its manifest."""
     return registry.publish(*tiny_task(backbone, **options))
 
 
@@ -119,7 +117,6 @@ def spec_of(
     num_labels: int,
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
 ) -> BranchSpec:
-    """Return the method and head of a tiny task's branch."""
     outputs = kind.fixed_outputs or num_labels
     head = default_head(backbone, kind=kind, num_labels=outputs)
     return BranchSpec(method=method, head=head)
@@ -143,7 +140,6 @@ def random_branch(
     seed: int = 0,
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
 ) -> Branch:
-    """Return the branch of a tiny task."""
     spec = spec_of(backbone, method, num_labels=num_labels, kind=kind)
     return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))
 

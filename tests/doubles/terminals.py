@@ -52,7 +52,6 @@ def nunatak(*arguments: str, typed: str = "") -> Ran:
 
 
 def command_paths() -> Iterator[tuple[str, ...]]:
-    """Every command, as its words."""
     root = get_command(app)
     assert isinstance(root, TyperGroup)
     for name, command in root.commands.items():

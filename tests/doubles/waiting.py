@@ -10,7 +10,6 @@ from nunatak_server.scheduler.rows import ANONYMOUS, PendingRow, RowSpec
 
 
 def text_of(key: object) -> Encoding:
-    """Return the encoding of a text with a key."""
     return Encoding(token_ids=tuple(str(key).encode()), type_ids=(0,) * len(str(key)))
 
 
@@ -42,5 +41,4 @@ def left_by(plan: BatchPlan, pending: Iterable[PendingRow]) -> list[PendingRow]:
 
 
 def heavy(count: int = 8, *, caller: str = ANONYMOUS) -> list[PendingRow]:
-    """Return rows of one task about different texts."""
     return [waiting_row("heavy", 1000 + number, caller=caller) for number in range(count)]

@@ -9,19 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles.backbones import Family
+from doubles.backbones import Family, random_text
 from doubles.fake_cuda import always
-from doubles.gpu import (
-    DEVICE,
-    Question,
-    Served,
-    error,
-    make_twins,
-    plainly_served,
-    random_encoding,
-    random_questions,
-    served,
-)
+from doubles.gpu import DEVICE, Question, Served, error, plainly_served, random_questions, served
 from doubles.published import Twin
 from nunatak_model import TrunkCache, forward
 from nunatak_model.ops.grouped import GROUPED_CAPABILITIES, kernel_groups, padded_groups
@@ -36,21 +26,6 @@ NEARLY = 1.3
 @pytest.fixture(scope="module", params=["bert", "roberta", "modernbert", "llama", "qwen3"])
 def family(request: pytest.FixtureRequest) -> Family:
     return request.param
-
-
-@pytest.fixture(scope="module")
-def folder(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp(family)
-
-
-@pytest.fixture(scope="module")
-def twins(folder: Path, family: Family) -> list[Twin]:
-    return make_twins(folder, family)
-
-
-@pytest.fixture(scope="module")
-def fast(folder: Path, twins: list[Twin]) -> Served:
-    return served(folder, [twin.branch for twin in twins], dtype=torch.bfloat16)
 
 
 def expected_answers(twins: list[Twin], questions: list[Question]) -> list[Tensor]:
@@ -91,10 +66,10 @@ def test_each_task_alone_answers_as_in_company(twins: list[Twin], fast: Served) 
 def test_no_bit_of_a_row_depends_on_what_the_others_ask(twins: list[Twin], fast: Served) -> None:
     """Fixed shapes: other texts of the same lengths, for the same tasks."""
     chance = random.Random(1)
-    kept = Question(task=6, encoding=random_encoding(chance, 20))
+    kept = Question(task=6, encoding=random_text(chance, 20))
     lengths = [chance.randint(4, 40) for _ in twins]
     one, other = (
-        [Question(task=task, encoding=random_encoding(chance, n)) for task, n in enumerate(lengths)]
+        [Question(task=task, encoding=random_text(chance, n)) for task, n in enumerate(lengths)]
         for _ in range(2)
     )
 

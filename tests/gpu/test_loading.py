@@ -1,31 +1,15 @@
 """Versions that come and go on the device while batches run."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 
-from doubles.gpu import DEVICE, Served, make_twins, random_questions, served
+from doubles.gpu import DEVICE, Served, random_questions
 from doubles.published import Twin
 from nunatak_model import SideStream, convert_branch
 
 NUM_BATCHES = 40
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("bert")
-
-
-@pytest.fixture(scope="module")
-def twins(folder: Path) -> list[Twin]:
-    return make_twins(folder, "bert")
-
-
-@pytest.fixture(scope="module")
-def fast(folder: Path, twins: list[Twin]) -> Served:
-    return served(folder, [twin.branch for twin in twins], dtype=torch.bfloat16)
 
 
 def test_loads_next_to_the_batches_change_no_bit_of_an_answer(

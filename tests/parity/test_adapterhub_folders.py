@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from doubles.backbones import Family, tiny_backbone
+from doubles.backbones import Family, encoded, tiny_backbone
 from doubles.checkpoints import loaded_import
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import Bottleneck
@@ -21,13 +21,11 @@ from nunatak_exchange.adapterhub_import import import_adapterhub
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.checks import ImportChoices
 from nunatak_exchange.importing import import_folder
-from nunatak_model import Backbone, Branch, Encoding, Row, build_branch, forward
+from nunatak_model import Backbone, Branch, Row, build_branch, forward
 
 FOLDERS = Path(__file__).parents[1] / "interchange_fixtures" / "adapterhub"
 EXPECTED: dict[str, Any] = json.loads((FOLDERS / "expected.json").read_text())
-ENCODINGS = [
-    Encoding(token_ids=tuple(tokens), type_ids=(0,) * len(tokens)) for tokens in EXPECTED["tokens"]
-]
+ENCODINGS = [encoded(tokens) for tokens in EXPECTED["tokens"]]
 ANY_BASE = ImportChoices(allows_other_base=True)
 CASES = sorted(EXPECTED["logits"])
 TOLERANCE = 1e-5
@@ -83,26 +81,18 @@ def test_the_fixtures_differ_from_their_bare_heads(backbones: dict[str, Backbone
         assert (answer - expected).abs().max().item() > 1e-2, case
 
 
-def test_layers_left_out_stay_in_the_trunk(backbones: dict[str, Backbone]) -> None:
-    imported = import_adapterhub(Checkpoint(FOLDERS / "bert-houlsby-left-out"), backbones["bert"])
-
-    assert imported.spec.split_depth(backbones["bert"].config) == 1
-
-
-def test_sizes_that_differ_become_the_largest(backbones: dict[str, Backbone]) -> None:
-    imported = import_adapterhub(
-        Checkpoint(FOLDERS / "bert-pfeiffer-sizes-by-layer"), backbones["bert"]
+def test_layers_sizes_heads_and_labels_match_the_folder(backbones: dict[str, Backbone]) -> None:
+    left_out, sizes, tags, several, number = (
+        import_adapterhub(Checkpoint(FOLDERS / case), backbones[case.partition("-")[0]])
+        for case in (
+            *("bert-houlsby-left-out", "bert-pfeiffer-sizes-by-layer", "roberta-pfeiffer"),
+            *("bert-houlsby-multi-label", "bert-attention-alone"),
+        )
     )
 
-    assert isinstance(imported.spec.method, Bottleneck)
-    assert imported.spec.method.size == 5
-
-
-def test_head_and_labels_match_the_folder(backbones: dict[str, Backbone]) -> None:
-    tags = import_adapterhub(Checkpoint(FOLDERS / "roberta-pfeiffer"), backbones["roberta"])
-    several = import_adapterhub(Checkpoint(FOLDERS / "bert-houlsby-multi-label"), backbones["bert"])
-    number = import_adapterhub(Checkpoint(FOLDERS / "bert-attention-alone"), backbones["bert"])
-
+    assert left_out.spec.split_depth(backbones["bert"].config) == 1
+    assert isinstance(sizes.spec.method, Bottleneck)
+    assert sizes.spec.method.size == 5
     assert tags.spec.head.kind is HeadKind.TOKEN_CLASSIFICATION
     assert tags.labels == ("label 0", "label 1", "label 2", "label 3")
     assert tags.problem_type is None

@@ -32,6 +32,7 @@ DOCUMENTS = [
     "it is late, and nobody has written to me.",
     "a long document that is to be cut in the middle of its words " * 2,
 ]
+ASKED = {"query": QUERY, "documents": DOCUMENTS}
 SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.linear.Identity"
 CROSS_ENCODER: Any = CrossEncoder
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {SIGMOID: nn.Sigmoid, IDENTITY: nn.Identity}
@@ -77,18 +78,16 @@ def test_documents_are_ranked_and_scored_as_the_cross_encoder_does(
     is_silent = release == 2 and activation is None
     choices = ImportChoices(logit_use=LogitUse.RANKING if is_silent else None)
 
-    query = {"query": QUERY, "documents": DOCUMENTS}
-    (ours,) = answers(folder, bert.backbone, [query], choices=choices)
+    (ours,) = answers(folder, bert.backbone, [ASKED], choices=choices)
 
     check_rank(folder, ours)
 
 
 def test_a_request_may_choose_another_score(bert: TwinFactory, tmp_path: Path) -> None:
     folder = saved(bert, tmp_path / "it", release=6, activation=IDENTITY)
-    query = {"query": QUERY, "documents": DOCUMENTS}
 
-    (plain,) = answers(folder, bert.backbone, [query])
-    (chosen,) = answers(folder, bert.backbone, [query], parameters={"function_to_apply": "sigmoid"})
+    (plain,) = answers(folder, bert.backbone, [ASKED])
+    (chosen,) = answers(folder, bert.backbone, [ASKED], parameters={"function_to_apply": "sigmoid"})
 
     logits = torch.tensor([it["score"] for it in plain])
     torch.testing.assert_close(torch.tensor([it["score"] for it in chosen]), logits.sigmoid())
@@ -99,7 +98,6 @@ def test_an_exported_ranking_ranks_there_as_here(
     bert: TwinFactory, tmp_path: Path, activation: str
 ) -> None:
     folder = saved(bert, tmp_path / "it", release=6, activation=activation)
-    query = {"query": QUERY, "documents": DOCUMENTS}
     task = loaded_task(bert.backbone, TopK(num_layers=1), kind=HeadKind.RANKING)
     score = import_transformers(Checkpoint(folder), bert.backbone).score
     head = task.manifest.head.model_copy(update={"score": score})
@@ -109,7 +107,7 @@ def test_an_exported_ranking_ranks_there_as_here(
     export_transformers(replace(task, manifest=manifest), exported, bert.backbone)
 
     assert score is {SIGMOID: RankingScore.SIGMOID, IDENTITY: RankingScore.NONE}[activation]
-    (ours,) = answers(exported, bert.backbone, [query])
+    (ours,) = answers(exported, bert.backbone, [ASKED])
     check_rank(exported, ours)
 
 
@@ -120,7 +118,7 @@ def test_the_longest_pair_matches_the_folder(bert: TwinFactory, tmp_path: Path) 
 
     edit(folder / "sentence_bert_config.json", {"max_seq_length": 20})
     assert import_transformers(Checkpoint(folder), bert.backbone).max_length == 20
-    (ours,) = answers(folder, bert.backbone, [{"query": QUERY, "documents": DOCUMENTS}])
+    (ours,) = answers(folder, bert.backbone, [ASKED])
     check_rank(folder, ours)
 
 
@@ -143,12 +141,11 @@ def test_the_longest_pair_of_an_adapter_matches_the_folder(
     edit(folder / "sentence_bert_config.json", {"max_seq_length": 20})
     choices = ImportChoices(allows_other_base=True)
 
-    query = {"query": QUERY, "documents": DOCUMENTS}
-    (ours,) = answers(folder, bert.backbone, [query], choices=choices)
+    (ours,) = answers(folder, bert.backbone, [ASKED], choices=choices)
 
     check_rank(folder, ours)
     edit(folder / "sentence_bert_config.json", {"max_seq_length": 40})
-    (longer,) = answers(folder, bert.backbone, [query], choices=choices)
+    (longer,) = answers(folder, bert.backbone, [ASKED], choices=choices)
     assert longer != ours
 
 

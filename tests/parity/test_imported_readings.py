@@ -37,22 +37,29 @@ NO_TYPES = {"model_input_names": ["input_ids", "attention_mask"]}
 
 
 @pytest.mark.parametrize(
-    ("num_labels", "problem_type"),
+    ("num_labels", "problem_type", "settings"),
     [
-        (1, None),
-        (1, ProblemType.MULTI_LABEL),
-        (1, ProblemType.REGRESSION),
-        (3, None),
-        (3, ProblemType.SINGLE_LABEL),
-        (3, ProblemType.MULTI_LABEL),
+        (1, None, {}),
+        (1, ProblemType.MULTI_LABEL, {}),
+        (1, ProblemType.REGRESSION, {}),
+        (3, None, {}),
+        (3, ProblemType.SINGLE_LABEL, {}),
+        (3, ProblemType.MULTI_LABEL, {}),
+        pytest.param(3, None, {"model_max_length": ..., "max_len": 20}, id="length-of-old"),
+        pytest.param(3, None, {**GENERAL, **TYPES, "do_lower_case": False}, id="general-class"),
     ],
 )
 def test_scores_match_the_pipeline(
-    bert: TwinFactory, tmp_path: Path, num_labels: int, problem_type: ProblemType | None
+    bert: TwinFactory,
+    tmp_path: Path,
+    num_labels: int,
+    problem_type: ProblemType | None,
+    settings: Mapping[str, object],
 ) -> None:
     save_checkpoint(
         bert, tmp_path, method=TopK(num_layers=1), num_labels=num_labels, problem_type=problem_type
     )
+    edit(tmp_path / "tokenizer_config.json", settings)
 
     check_scores(tmp_path, answers(tmp_path, bert.backbone, INPUTS), INPUTS)
 
@@ -111,15 +118,6 @@ def test_pairs_have_the_token_types_that_the_tokenizer_gives(
             import_transformers(Checkpoint(tmp_path / "tuned"), bert.backbone)
 
 
-def test_texts_are_cut_at_the_length_that_an_old_release_wrote(
-    bert: TwinFactory, tmp_path: Path
-) -> None:
-    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
-    (tmp_path / "tokenizer_config.json").write_text('{"max_len": 20}')
-
-    check_scores(tmp_path, answers(tmp_path, bert.backbone, INPUTS), INPUTS)
-
-
 OTHERWISE: dict[str, tuple[Mapping[str, object], str]] = {
     "cut-on-the-left": ({"truncation_side": "left"}, "truncation_side='left'"),
     "upper-case": (BERT | {"do_lower_case": False}, "normalizer"),
@@ -168,13 +166,6 @@ def test_texts_that_the_tokenizer_itself_cuts_on_the_left_are_refused(tmp_path: 
         load_backbone(folder)
 
 
-def test_the_general_class_takes_the_tokenizer_as_it_is(bert: TwinFactory, tmp_path: Path) -> None:
-    save_checkpoint(bert, tmp_path)
-    edit(tmp_path / "tokenizer_config.json", {**GENERAL, **TYPES, "do_lower_case": False})
-
-    check_scores(tmp_path, answers(tmp_path, bert.backbone, INPUTS), INPUTS)
-
-
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type: str) -> None:
     whole = {**CONFIGS.for_model(model_type).to_dict(), "position_embedding_type": None}
@@ -183,25 +174,6 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type: 
     for name in whole.keys() - {"model_type"}:
         sparse = {other: it for other, it in whole.items() if other != name}
         assert config_from(sparse) == config_from(whole), name
-
-
-def test_pruned_heads_are_refused_by_name(tmp_path: Path) -> None:
-    folder = save_tiny_backbone(tmp_path)
-    edit(folder / "config.json", {"pruned_heads": {}})
-    load_backbone(folder)
-
-    edit(folder / "config.json", {"pruned_heads": {"0": [1]}})
-
-    with pytest.raises(UnsupportedBackboneError, match="pruned_heads"):
-        load_backbone(folder)
-
-
-def test_positions_without_a_padding_id_are_refused(tmp_path: Path) -> None:
-    folder = save_tiny_backbone(tmp_path, family="roberta")
-    edit(folder / "config.json", {"pad_token_id": None})
-
-    with pytest.raises(UnsupportedBackboneError, match="pad_token_id"):
-        load_backbone(folder)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,22 @@
 """The mixed forward against transformers' and peft's own models, row by row."""
 
 import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
 
-from doubles.backbones import ANSWERING, FAMILIES, Family
+from doubles.backbones import ANSWERING, FAMILIES, NOMIC_LIKE, Family
+from doubles.checkpoints import encodings, logits, published_logits
 from doubles.published import Twin, TwinFactory
-from nunatak_contract.enums import HeadKind, LinearMap
+from nunatak_contract.enums import AdapterInput, HeadKind, LinearMap, Norms
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
     Bottleneck,
@@ -125,7 +132,9 @@ def test_each_row_of_a_shuffled_mixed_batch_equals_its_published_model(
 
 
 @pytest.mark.each
-@pytest.mark.parametrize("name", ["head", "topk-2", "lora-all-targets", "ia3", "full"])
+@pytest.mark.parametrize(
+    "name", ["head", "topk-2", "lora-all-targets", "ia3", "bottleneck-from-0", "full"]
+)
 def test_gradients_of_ragged_rows_equal_the_published_gradients(
     name: str, factory: TwinFactory, twins: dict[str, Twin]
 ) -> None:
@@ -147,12 +156,47 @@ def test_gradients_of_ragged_rows_equal_the_published_gradients(
         torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3, msg=key)
 
 
-def test_a_padding_token_inside_a_text_takes_no_position_in_roberta(tmp_path: Path) -> None:
-    factory = TwinFactory(tmp_path, family="roberta", num_layers=2)
-    twin = factory.twin(TopK(num_layers=1))
-    encoding = Encoding(token_ids=(0, 30, 1, 31, 1, 32, 2), type_ids=(0,) * 7)
+@pytest.mark.parametrize("family", NOMIC_LIKE)
+def test_adapters_that_read_the_norm_of_the_sum_compute_their_equation(
+    family: Family, tmp_path: Path
+) -> None:
+    """The equation is from Pfeiffer et al. 2020, "MAD-X" (arXiv:2005.00052), sec. 3.2.1."""
+    factory = TwinFactory(tmp_path, family=family, num_layers=2)
+    twin = factory.twin(Bottleneck(size=8, first_layer=1))
+    method = Bottleneck(size=8, first_layer=1, reads=AdapterInput.NORMED_SUM, norms=Norms.FROZEN)
+    parameters = {name: it for name, it in twin.branch.parameters.items() if "_norm." not in name}
+    spec = replace(twin.branch.spec, method=method)
+    branch = build_branch(spec, factory.backbone.config, parameters)
+    model = cast("PreTrainedModel", factory.twin(HeadOnly()).model)
+    layer = model.get_submodule(f"{family}.layers.1")
+    for norm, place in zip(
+        ("post_attention_layernorm", "post_mlp_layernorm"),
+        ("attention_adapter", "feedforward_adapter"),
+        strict=True,
+    ):
+        adapter = {
+            key: parameters[f"layers.1.{place}.{key}"]
+            for key in ("down.weight", "down.bias", "up.weight", "up.bias")
+        }
+        module = layer.get_submodule(norm)
+        module.forward = adapted_norm(module.forward, adapter)
+    head = {"classifier": "head.output", f"{family}.pooler.dense": "head.dense"}
+    for theirs, ours in head.items():
+        for kind in ("weight", "bias"):
+            model.get_parameter(f"{theirs}.{kind}").data = parameters[f"{ours}.{kind}"]
 
-    with torch.inference_mode():
-        (logits,) = forward(factory.backbone, [Row(encoding=encoding, branch=twin.branch)])
+    for text in encodings(factory.backbone):
+        expected = published_logits(model, text)
+        found = logits(factory.backbone, branch, text)
+        torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
 
-    assert (logits - twin.expected(encoding)).abs().max().item() <= TOLERANCE
+
+def adapted_norm(
+    norm: Callable[[Tensor], Tensor], adapter: Mapping[str, Tensor]
+) -> Callable[[Tensor], Tensor]:
+    def run(summed: Tensor) -> Tensor:
+        inner = functional.linear(norm(summed), adapter["down.weight"], adapter["down.bias"])
+        added = functional.linear(inner.tanh(), adapter["up.weight"], adapter["up.bias"])
+        return norm(summed + added)
+
+    return run

@@ -1,6 +1,5 @@
 """ModernBERT against transformers' own classes: every setting that changes the results."""
 
-import json
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -8,9 +7,8 @@ from typing import cast
 
 import pytest
 import torch
-from transformers import ModernBertForMaskedLM, ModernBertModel, PreTrainedModel
+from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
 
-from doubles.adapter_folders import edit_json
 from doubles.backbones import WINDOW
 from doubles.checkpoints import branch_of, encodings, loaded_task, published_logits, save_checkpoint
 from doubles.checkpoints import logits as logits_of
@@ -22,13 +20,14 @@ from doubles.encoders import (
 )
 from doubles.published import AUTO_CLASSES, TwinFactory
 from doubles.refusals import raises
-from nunatak_contract.enums import HeadKind, LinearMap, LogitUse, Pooling
+from doubles.sentence_folders import edit
+from nunatak_contract.enums import HeadKind, LinearMap, LogitUse
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.checks import ImportChoices
 from nunatak_exchange.transformers_export import export_transformers
 from nunatak_exchange.transformers_import import import_transformers
-from nunatak_model import default_head, load_backbone
+from nunatak_model import load_backbone
 
 LONGEST = 160
 METHODS: tuple[Method, ...] = (
@@ -122,14 +121,14 @@ def test_every_variant_answers_alike_imported_and_exported_back(
 def test_an_encoder_that_is_computed_otherwise_is_another_backbone(tmp_path: Path) -> None:
     factory = TwinFactory(tmp_path / "base", family="modernbert")
     save_checkpoint(factory, tmp_path / "tuned")
-    edit_json(tmp_path / "tuned" / "config.json", {"local_attention": 4})
+    edit(tmp_path / "tuned" / "config.json", {"local_attention": 4})
 
     with raises("foreign_backbone", match="its reach is 2, the backbone's is 4"):
         import_transformers(Checkpoint(tmp_path / "tuned"), factory.backbone)
 
 
 def tiny_model(**changes: object) -> PreTrainedModel:
-    return tiny_encoder(ModernBertModel, "modernbert", changes, num_layers=4)
+    return tiny_encoder("modernbert", changes, num_layers=4)
 
 
 def test_far_positions_are_turned_as_in_transformers(tmp_path: Path) -> None:
@@ -140,16 +139,10 @@ def test_far_positions_are_turned_as_in_transformers(tmp_path: Path) -> None:
 
 def test_the_configuration_is_read_in_its_old_spelling_too(tmp_path: Path) -> None:
     model = saved(tmp_path, tiny_model(), "modernbert")
-    path = tmp_path / "config.json"
-    raw = json.loads(path.read_text())
-    del raw["layer_types"], raw["rope_parameters"]
-    old = {
-        "global_attn_every_n_layers": 2,
-        "global_rope_theta": 160_000.0,
-        "local_rope_theta": 10_000.0,
-    }
     new_digest = load_backbone(tmp_path).digest
-    path.write_text(json.dumps(raw | old))
+    thetas = {"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0}
+    old = {"layer_types": ..., "rope_parameters": ..., "global_attn_every_n_layers": 2}
+    edit(tmp_path / "config.json", old | thetas)
 
     backbone = load_backbone(tmp_path)
 
@@ -159,26 +152,22 @@ def test_the_configuration_is_read_in_its_old_spelling_too(tmp_path: Path) -> No
 
 def test_the_window_has_a_second_name_which_decides(tmp_path: Path) -> None:
     saved(tmp_path, tiny_model(), "modernbert")
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"sliding_window": 1}))
-    model = ModernBertModel.from_pretrained(tmp_path)
+    edit(tmp_path / "config.json", {"sliding_window": 1})
+    model = AutoModel.from_pretrained(tmp_path).eval()
 
-    assert_same_hidden_states(load_backbone(tmp_path), model.eval(), lengths=LENGTHS)
+    assert_same_hidden_states(load_backbone(tmp_path), model, lengths=LENGTHS)
 
 
 def test_stretched_positions_are_read_in_their_old_spelling_too(tmp_path: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-    saved(tmp_path / "old", tiny_model(), "modernbert")
-    path = tmp_path / "old" / "config.json"
-    plain_digest = load_backbone(tmp_path / "old").digest
-    raw = json.loads(path.read_text())
-    del raw["rope_parameters"]
-    raw |= {"global_rope_theta": 900.0, "local_rope_theta": 900.0, "rope_scaling": scaling}
-    path.write_text(json.dumps(raw))
-    model = ModernBertModel.from_pretrained(tmp_path / "old")
-    model.eval()
+    saved(tmp_path, tiny_model(), "modernbert")
+    plain_digest = load_backbone(tmp_path).digest
+    thetas = {"global_rope_theta": 900.0, "local_rope_theta": 900.0}
+    old = {"rope_parameters": ..., "rope_scaling": scaling}
+    edit(tmp_path / "config.json", old | thetas)
+    model = AutoModel.from_pretrained(tmp_path).eval()
 
-    backbone = load_backbone(tmp_path / "old")
+    backbone = load_backbone(tmp_path)
 
     assert backbone.digest != plain_digest
     assert_same_hidden_states(backbone, model, lengths=LENGTHS)
@@ -187,7 +176,7 @@ def test_stretched_positions_are_read_in_their_old_spelling_too(tmp_path: Path) 
 def test_a_masked_language_model_is_the_same_backbone_and_gives_heads_their_start(
     tmp_path: Path,
 ) -> None:
-    model = tiny_encoder(ModernBertForMaskedLM, "modernbert", {}, num_layers=4)
+    model = tiny_encoder("modernbert", {}, num_layers=4, kind=AutoModelForMaskedLM)
     encoder = cast("PreTrainedModel", saved(tmp_path, model, "modernbert").get_submodule("model"))
     backbone = load_backbone(tmp_path)
 
@@ -196,15 +185,3 @@ def test_a_masked_language_model_is_the_same_backbone_and_gives_heads_their_star
     assert backbone.pooler_norm is not None
     assert torch.equal(backbone.pooler.weight, model.get_parameter("head.dense.weight"))
     assert torch.equal(backbone.pooler_norm.weight, model.get_parameter("head.norm.weight"))
-
-
-@pytest.mark.parametrize("pooling", [Pooling.FIRST, Pooling.MEAN])
-def test_the_usual_head_matches_transformers(pooling: Pooling, tmp_path: Path) -> None:
-    name = "cls" if pooling is Pooling.FIRST else "mean"
-    saved(tmp_path, tiny_model(classifier_pooling=name), "modernbert")
-    backbone = load_backbone(tmp_path)
-
-    head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=3)
-
-    assert (head.pooling, head.dense) == (pooling, True)
-    assert not head.block.bias

@@ -10,15 +10,15 @@ import torch
 
 from doubles.adapter_folders import edit_json
 from doubles.backbones import Family, save_tiny_backbone
-from doubles.checkpoints import published_logits
-from doubles.peft_folders import PeftBase, id2label, save
+from doubles.checkpoints import branch_of, published_logits
+from doubles.peft_folders import ENCODINGS, PeftBase, difference, id2label, save
 from doubles.refusals import raises
 from nunatak_contract.methods import Full, Ia3, Lora, TopK
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.checks import ImportedTask
 from nunatak_exchange.peft_config import MERGED, NATIVE, PROMPTS
 from nunatak_exchange.peft_folders import import_peft
-from nunatak_model import Backbone, Encoding, Row, build_branch, forward
+from nunatak_model import Backbone
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Unsupported layer type"),
@@ -26,10 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`"),
 ]
 TOLERANCE = 1e-4
-ENCODINGS = [
-    Encoding(token_ids=(2, *range(20, 20 + length), 3), type_ids=(0,) * (length + 2))
-    for length in (1, 7, 30)
-]
 DENSE = ["query", "value", "intermediate.dense"]
 UPPER = r".*layer\.1\.attention\.self\.(query|value)"
 Make = Callable[[], Any]
@@ -88,13 +84,9 @@ def trained(base: PeftBase, folder: Path, config: Any) -> torch.nn.Module:  # no
 def same_as(theirs: torch.nn.Module, folder: Path, backbone: Backbone) -> ImportedTask:
     """Import a folder, whose answers must be those of peft's model."""
     imported = import_peft(Checkpoint(folder), backbone)
-    branch = build_branch(imported.spec, backbone.config, imported.parameters)
-    with torch.inference_mode():
-        answers = forward(backbone, [Row(encoding=it, branch=branch) for it in ENCODINGS])
-    expected = [published_logits(theirs, encoding) for encoding in ENCODINGS]
-    largest = max(float(it.abs().max()) for it in expected)
-    pairs = zip(answers, expected, strict=True)
-    assert max(float((ours - it).abs().max()) for ours, it in pairs) / largest <= TOLERANCE
+    largest = max(float(published_logits(theirs, it).abs().max()) for it in ENCODINGS)
+    found = difference(branch_of(imported, backbone), backbone, theirs)
+    assert found <= TOLERANCE * largest
     return imported
 
 

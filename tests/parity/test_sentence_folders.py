@@ -166,6 +166,13 @@ def test_a_prompt_that_nobody_asked_for_is_no_hindrance(tmp_path: Path) -> None:
     check_vectors(folder)
 
 
+def test_a_length_that_an_old_tokenizer_wrote_cuts_the_texts(tmp_path: Path) -> None:
+    folder = save_sentence_folder(tmp_path / "it", release=2)
+    edit(folder / "tokenizer_config.json", {"max_len": 30})
+
+    check_vectors(folder)
+
+
 def test_lower_case_is_asked_of_a_tokenizer_that_lowers_it_only(tmp_path: Path) -> None:
     lowering = save_sentence_folder(
         tmp_path / "lowering", release=2, max_length=40, lowercases=True

@@ -1,21 +1,173 @@
-"""Tokens, offsets, words and windows against transformers' fast tokenizers, family by family."""
+"""Tokens, offsets, words and windows as transformers reads them, of families and of folders."""
 
-from typing import Any
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from transformers import AutoTokenizer, PreTrainedModel, pipeline
 
+from doubles.checkpoints import save_checkpoint
+from doubles.imported import answers, check_scores
+from doubles.published import TwinFactory
+from doubles.refusals import raises
+from doubles.sentence_folders import edit
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
-from nunatak_model import Alignment, Encoding, TextInput
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.methods import HeadOnly, TopK
+from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.transformers_import import import_transformers
+from nunatak_model import Alignment, Encoding, TextInput, load_backbone
+from nunatak_model.tokenizer_folder import read_tokenizer
 
-TEXTS = random_texts(200)
-PAIRS = [(f"Q {text[:8]}", other) for text, other in zip(TEXTS, TEXTS[::-1], strict=True)]
-INPUTS: dict[str, list[TextInput]] = {"texts": list(TEXTS), "pairs": list(PAIRS)}
+TOKENIZERS: Any = AutoTokenizer
+PIPELINE: Any = pipeline
+READ: list[TextInput] = [
+    "Ada wrote it in LONDON.",
+    "\u0130stanbul, na\u00efve \ufb01ne caf\u00e9s,\n\n isn't it  ",
+    "\u6771\u4eac and [MASK] <s> </s> [SEP]!",
+    ("who wrote it?", "Bob, in 1843"),
+]
+TEXTS = ["Ada wrote it in London.", "I saw a report that Bob wrote", "a <new> copy <more>!"]
+ADVICE = "with its own folder as the backbone (--backbone)"
+
+
+def base_with(tokenizer: Any, folder: Path, *, family: Any) -> TwinFactory:  # noqa: ANN401 - untyped
+    options = {"vocab_size": len(tokenizer), "max_position_embeddings": 130}
+    factory = TwinFactory(folder, family=family, options=options)
+    tokenizer.save_pretrained(folder)
+    factory.backbone = load_backbone(folder)
+    return factory
+
+
+def check_tokens(
+    folder: Path, ours: Sequence[Sequence[Mapping[str, Any]]], texts: list[str]
+) -> None:
+    theirs = PIPELINE("token-classification", model=str(folder), ignore_labels=[])
+    for answer, expected in zip(ours, theirs(texts), strict=True):
+        places = [(it["start"], it["end"], it["entity"]) for it in answer]
+        assert places == [(it["start"], it["end"], it["entity"]) for it in expected]
+        scores = [it["score"] for it in answer]
+        assert scores == pytest.approx([float(it["score"]) for it in expected], abs=1e-5)
+
+
+CHANGES: dict[str, dict[str, object]] = {
+    "as-saved": {},
+    "lowercase": {"normalizer": {"type": "Lowercase"}},
+    "composed": {"normalizer": {"type": "NFKC"}},
+    "spaces": {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+    "no-frame": {"post_processor": None},
+}
+"""Parts of `tokenizer.json` in whose place a class of transformers may put its own."""
+SETTINGS: dict[str, dict[str, object]] = {
+    "none": {},
+    "no-first-space": {"add_prefix_space": False},
+    "first-space": {"add_prefix_space": True},
+    "cased": {"do_lower_case": False},
+    "accents": {"strip_accents": False},
+    "general": {"tokenizer_class": "PreTrainedTokenizerFast"},
+    "ends": {"add_bos_token": True, "add_eos_token": True},
+}
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "camembert"])
+def test_texts_have_the_tokens_of_transformers_whatever_file_says_so(
+    family: TokenizerFamily, change: str, settings: str, tmp_path: Path
+) -> None:
+    tokenizer = published(family)
+    tokenizer.save_pretrained(tmp_path)
+    config = {"model_type": "bert" if family == "bert" else "roberta"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    edit(tmp_path / "tokenizer.json", CHANGES[change])
+    edit(tmp_path / "tokenizer_config.json", SETTINGS[settings])
+    theirs = TOKENIZERS.from_pretrained(tmp_path)
+
+    ours = read_tokenizer(tmp_path, config, num_token_types=2)
+
+    for text, found in zip(READ, ours.encode(READ, max_length=500), strict=True):
+        read = theirs(*((text,) if isinstance(text, str) else text))
+        assert list(found.token_ids) == read["input_ids"]
+        assert list(found.type_ids) == read.get("token_type_ids", [0] * found.num_tokens)
+
+
+def test_a_tokenizer_json_that_is_read_as_it_is_keeps_its_spelling(tmp_path: Path) -> None:
+    published(TokenizerFamily.BERT).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    spelled = json.dumps(json.loads(path.read_text()), indent=7)
+    path.write_text(spelled)
+
+    config = {"model_type": "bert"}
+    assert read_tokenizer(tmp_path, config, num_token_types=2).definition == spelled
+
+    edit(path, {"normalizer": {"type": "NFKC"}})
+    assert '"NFKC"' not in read_tokenizer(tmp_path, config, num_token_types=2).definition
+
+
+def test_a_model_with_added_tokens_is_imported_on_its_own_folder(tmp_path: Path) -> None:
+    base = base_with(published(TokenizerFamily.BERT), tmp_path / "base", family="bert")
+    tuned = tmp_path / "tuned"
+    twin = save_checkpoint(base, tuned, method=TopK(num_layers=1))
+    tokenizer = TOKENIZERS.from_pretrained(base.folder)
+    tokenizer.add_tokens(["<new>", "<more>"])
+    model = cast("PreTrainedModel", twin.model)
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tuned)
+    tokenizer.save_pretrained(tuned)
+    added, had = len(tokenizer), base.backbone.config.vocab_size
+    assert added == had + 2
+
+    with raises("unsupported_import", match=re.escape(ADVICE)) as refused:
+        import_transformers(Checkpoint(tuned), base.backbone)
+    own = load_backbone(tuned)
+
+    assert f"have {added} tokens" in str(refused.value)
+    assert f"have {had} (tokens were added" in str(refused.value)
+    assert isinstance(import_transformers(Checkpoint(tuned), own).spec.method, HeadOnly)
+    check_scores(tuned, answers(tuned, own, TEXTS), TEXTS)
+
+
+@pytest.mark.parametrize("kind", [HeadKind.SEQUENCE_CLASSIFICATION, HeadKind.TOKEN_CLASSIFICATION])
+def test_a_model_that_reads_a_first_space_is_imported_on_a_base_that_does(
+    tmp_path: Path, kind: HeadKind
+) -> None:
+    base = base_with(published(TokenizerFamily.ROBERTA), tmp_path / "base", family="roberta")
+    spaced = TOKENIZERS.from_pretrained(base.folder, add_prefix_space=True)
+    tuned = tmp_path / "tuned"
+    save_checkpoint(base, tuned, method=TopK(num_layers=1), kind=kind)
+    spaced.save_pretrained(tuned)
+    copied = tmp_path / "copy"
+    copied.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (copied / name).write_bytes((base.folder / name).read_bytes())
+    spaced.save_pretrained(copied)
+
+    with raises("unsupported_import", match="add_prefix_space") as refused:
+        import_transformers(Checkpoint(tuned), base.backbone)
+    copy, own = load_backbone(copied), load_backbone(tuned)
+
+    assert ADVICE in str(refused.value)
+    assert "copy of the backbone's folder" in str(refused.value)
+    assert import_transformers(Checkpoint(tuned), copy).spec.method == TopK(num_layers=1)
+    parameters: dict[str, object] | None = {"ignore_labels": []} if kind.reads_tokens else None
+    check = check_tokens if kind.reads_tokens else check_scores
+    for backbone in (copy, own):
+        check(tuned, answers(tuned, backbone, TEXTS, parameters=parameters), TEXTS)
+
+
+MANY = random_texts(200)
+PAIRS = [(f"Q {text[:8]}", other) for text, other in zip(MANY, MANY[::-1], strict=True)]
+INPUTS: dict[str, list[TextInput]] = {"texts": list(MANY), "pairs": list(PAIRS)}
 
 
 def windows_of_transformers(
     family: TokenizerFamily, kind: str, *, max_length: int, stride: int
 ) -> Any:  # noqa: ANN401 - untyped there
-    columns = [TEXTS] if kind == "texts" else [list(column) for column in zip(*PAIRS, strict=True)]
+    columns = [MANY] if kind == "texts" else [list(column) for column in zip(*PAIRS, strict=True)]
     return published(family)(
         *columns,
         truncation="only_first" if kind == "texts" else "only_second",
@@ -60,8 +212,8 @@ def test_a_text_of_one_window_has_the_tokens_that_a_classifier_reads(
     family: TokenizerFamily,
 ) -> None:
     tokenizer = served(family)
-    plain = tokenizer.encode([*TEXTS, *PAIRS], max_length=1024)
+    plain = tokenizer.encode([*MANY, *PAIRS], max_length=1024)
 
-    found = tokenizer.encode_windows([*TEXTS, *PAIRS], max_length=1024, stride=0)
+    found = tokenizer.encode_windows([*MANY, *PAIRS], max_length=1024, stride=0)
 
     assert [list(windows) for windows in found] == [[encoding] for encoding in plain]

@@ -1,19 +1,25 @@
-"""BERT folders with `vocab.txt` and no `tokenizer.json`, against transformers' own tokenizer."""
+"""Folders without `tokenizer.json`, against transformers' own tokenizers: words, pieces, merges."""
 
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
+from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer
 
 from doubles.backbones import SPECIAL, save_tiny_backbone
 from doubles.checkpoints import save_checkpoint
+from doubles.encoders import tiny_encoder
 from doubles.imported import answers, check_scores
 from doubles.published import TwinFactory
 from doubles.refusals import raises
+from doubles.trained_tokenizers import PIECES, SENTENCES
 from nunatak_contract.methods import TopK
+from nunatak_exchange.backbones import add_backbone
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import TextInput, UnsupportedBackboneError, load_backbone
@@ -139,3 +145,55 @@ def test_a_folder_with_neither_says_how_to_get_a_tokenizer(
         import_transformers(Checkpoint(tmp_path / "tuned"), factory.backbone)
     with pytest.raises(UnsupportedBackboneError, match="save_pretrained"):
         load_backbone(roberta)
+    with pytest.raises(UnsupportedBackboneError, match="file of a tokenizer, got none"):
+        load_backbone(saved_base(factory, tmp_path / "bare"))
+
+
+SPELT = [*SENTENCES, *(piece for piece in PIECES if piece.strip() and "\x00" not in piece)]
+
+
+def sentence_pieces(size: int) -> bytes:
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(SENTENCES * 20),
+        model_writer=written,
+        vocab_size=size,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    return written.getvalue()
+
+
+def pieces_of(folder: Path) -> int:
+    (folder / "sentencepiece.bpe.model").write_bytes(sentence_pieces(300))
+    return 320
+
+
+def merges_of(folder: Path) -> int:
+    trained = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained.train_from_iterator(SENTENCES * 5, vocab_size=400, special_tokens=special)
+    trained.save_model(str(folder))
+    return trained.get_vocab_size()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "written"),
+    [("xlm-roberta", pieces_of), ("camembert", pieces_of), ("roberta", merges_of)],
+)
+def test_pieces_and_merges_become_a_tokenizer_of_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, written: Callable[[Path], int]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    folder = tmp_path / "base"
+    folder.mkdir()
+    changes = {"model_type": model_type, "vocab_size": written(folder)}
+    tiny_encoder("roberta", changes).save_pretrained(folder)
+    theirs = TOKENIZERS.from_pretrained(folder)
+
+    add_backbone(str(folder), name="mine")
+    ours = load_backbone("mine").tokenizer
+
+    for text in SPELT:
+        (found,) = ours.encode([text], max_length=10**6)
+        assert list(found.token_ids) == theirs(text)["input_ids"], text

@@ -196,7 +196,7 @@ def layer_shapes(layer: int, config: DecoderConfig) -> Shapes:
 def plan_layers(attention: Attention, config: DecoderConfig) -> RunLayer:
     seen = attention.causal() if config.is_causal else attention
     attend = rotary(seen, attention.positions(), config.rope, config)
-    return partial(run_prenorm_layer, attention=attend, config=config, norm=rms_norm)
+    return partial(run_prenorm_layer, attend=attend, norm=rms_norm)
 
 
 DECODER = Architecture(

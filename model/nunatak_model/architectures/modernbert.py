@@ -6,7 +6,7 @@ Warner et al. 2024, "Smarter, Better, Faster, Longer: A Modern Bidirectional Enc
 Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -153,19 +153,14 @@ def plan_layers(attention: Attention, config: ModernBertConfig) -> RunLayer:
     positions = attention.positions()
     everywhere = rotary(attention, positions, config.global_rope, config)
     nearby = rotary(attention.narrow(config.reach), positions, config.local_rope, config)
-    return partial(_run_layer, everywhere=everywhere, nearby=nearby, config=config)
+    by_layer = [nearby if is_local else everywhere for is_local in config.is_local]
+    return partial(_run_layer, by_layer)
 
 
 def _run_layer(
-    hidden: Float[Tensor, "tokens width"],
-    layer: MixedLayer,
-    *,
-    everywhere: RotaryAttention,
-    nearby: RotaryAttention,
-    config: ModernBertConfig,
+    by_layer: Sequence[RotaryAttention], hidden: Float[Tensor, "tokens width"], layer: MixedLayer
 ) -> Float[Tensor, "read width"]:
-    attend = nearby if config.is_local[layer.index] else everywhere
-    return run_prenorm_layer(hidden, layer, attend, config, norm=layer_norm)
+    return run_prenorm_layer(hidden, layer, attend=by_layer[layer.index], norm=layer_norm)
 
 
 def _local_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:

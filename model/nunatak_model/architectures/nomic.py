@@ -14,21 +14,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
-
 from nunatak_model.architectures import bert
 from nunatak_model.architectures.base import Architecture, RunLayer
-from nunatak_model.architectures.rotary import (
-    Rope,
-    RotaryAttention,
-    read_flat_rope,
-    rotary,
-    run_gated_block,
-)
+from nunatak_model.architectures.rotary import Rope, read_flat_rope, rotary, run_gated_block
 from nunatak_model.config import BackboneConfig, read_activation, read_sizes
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.layer import MixedLayer, mixed_qkv
 from nunatak_model.ops.attention import Attention
 from nunatak_model.weights import Shapes, norm_shapes
 
@@ -143,19 +133,10 @@ def plan_layers(attention: Attention, config: NomicConfig) -> RunLayer:
     turned = rotary(attention, attention.positions(), config.rope, config)
     return partial(
         bert.run_layer,
-        attend=partial(_attend, turned, config),
+        attend=turned,
         feed_forward=partial(run_gated_block, is_reversed=config.is_gte),
         config=config,
     )
-
-
-def _attend(
-    turned: RotaryAttention,
-    config: NomicConfig,
-    hidden: Float[Tensor, "tokens width"],
-    layer: MixedLayer,
-) -> Float[Tensor, "tokens width"]:
-    return turned(mixed_qkv(hidden, layer), layer, config)
 
 
 def _check_old_settings(raw: Mapping[str, Any], rope: Rope) -> None:

@@ -11,7 +11,7 @@ Layers with rotary positions have norms before the blocks, and feed-forward bloc
 the last layer. A task that owns the last layer (`topk`, `full`) therefore owns the norm, as
 fine-tuning in transformers would train it. All other tasks run the frozen norm.
 
-Axes: tokens = packed tokens of the rows, qkv_width = query, key and value of all heads side by
+Axes: tokens = packed tokens of the rows, width = hidden width, query = the query heads side by
 side, half = half of a head's width.
 """
 
@@ -227,15 +227,17 @@ def _number(name: str, value: object) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryAttention:
-    """Attention over some rows, with each token's angle for the turn of queries and keys."""
+    """The attention of a layer, with each token's angle for the turn of queries and keys."""
 
     attend: Attention
+    config: BackboneConfig
     cosine: Float[Tensor, "tokens 1 half"]
     sine: Float[Tensor, "tokens 1 half"]
 
     def __call__(
-        self, qkv: Float[Tensor, "tokens qkv_width"], layer: MixedLayer, config: BackboneConfig
-    ) -> Float[Tensor, "tokens width"]:
+        self, x: Float[Tensor, "tokens width"], layer: MixedLayer
+    ) -> Float[Tensor, "tokens query"]:
+        config, qkv = self.config, mixed_qkv(x, layer)
         query, key, _ = config.qkv_widths
         both, value = qkv.tensor_split((query + key,), dim=1)
         heads = both.view(len(qkv), -1, config.head_width)
@@ -265,9 +267,8 @@ def rotary(
 ) -> RotaryAttention:
     frequencies = rope.frequencies(config.head_width, positions.device)
     angles = (positions.unsqueeze(1).float() * frequencies).unsqueeze(1)
-    return RotaryAttention(
-        attend=attention, cosine=angles.cos() * rope.amplitude, sine=angles.sin() * rope.amplitude
-    )
+    cosine, sine = angles.cos() * rope.amplitude, angles.sin() * rope.amplitude
+    return RotaryAttention(attend=attention, config=config, cosine=cosine, sine=sine)
 
 
 def _normed_heads(
@@ -281,9 +282,8 @@ def _normed_heads(
 def run_prenorm_layer(
     hidden: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    attention: RotaryAttention,
-    config: BackboneConfig,
     *,
+    attend: RotaryAttention,
     norm: ApplyNorm,
 ) -> Float[Tensor, "read width"]:
     """Run one layer; each row's result equals the result of its task's own layer alone.
@@ -298,10 +298,9 @@ def run_prenorm_layer(
             out[row] = x + f + feedforward_adapter(f)
         without attention_norm if the layer has none, with final_norm(out) in the last
     """
-    epsilon = config.layer_norm_epsilon
+    config, epsilon = attend.config, attend.config.layer_norm_epsilon
     run_norm = partial(mixed_norm, epsilon=epsilon, apply=norm)
-    normed = run_norm(hidden, layer, "attention_norm")
-    context = attention(mixed_qkv(normed, layer), layer, config)
+    context = attend(run_norm(hidden, layer, "attention_norm"), layer)
     layer, hidden, context = layer.after_attention(hidden, context)
     block = layer.drop(mixed_linear(context, layer, LinearMap.ATTENTION_OUTPUT))
     hidden = hidden + block

@@ -416,9 +416,9 @@ def varlen_attention(
 
 
 def can_attend_varlen(dtype: torch.dtype, device: torch.device, *, head_width: int) -> bool:
+    """Whether this CUDA device has flash kernels for such heads."""
     return (
-        device.type == "cuda"
-        and dtype in FLASH_DTYPES
+        dtype in FLASH_DTYPES
         and head_width % FLASH_ALIGNMENT == 0
         and head_width <= FLASH_WIDEST_HEAD
         and torch.backends.cuda.is_flash_attention_available()

@@ -360,12 +360,10 @@ def rounded_up(number: int, alignment: int) -> int:
 
 
 def can_group(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether grouped products of this backbone's widths are one kernel on this device."""
+    """Whether grouped products of this backbone's widths are one kernel on this CUDA device."""
     alignment = ALIGNMENT_BYTES // dtype.itemsize
     return (
-        device.type == "cuda"
-        and not config.has_pair_terms
-        and dtype is GROUPED_DTYPE
+        dtype is GROUPED_DTYPE
         and config.hidden_width % alignment == 0
         and config.intermediate_width % alignment == 0
         and all(width % alignment == 0 for width in config.qkv_widths)

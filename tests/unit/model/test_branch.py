@@ -6,7 +6,7 @@ from torch import Tensor
 
 from doubles.backbones import FAMILIES, Family, tiny_backbone
 from doubles.refusals import raises
-from doubles.tasks import random_branch
+from doubles.tasks import EVERY_METHOD, random_branch
 from nunatak_contract.enums import Activation, AdapterInput, HeadKind, HeadNorm, LinearMap, Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_contract.methods import (
@@ -24,7 +24,6 @@ from nunatak_model import (
     HeadSpec,
     InvalidTensorsError,
     Row,
-    TrunkCache,
     build_branch,
     embedding_branch,
     forward,
@@ -39,15 +38,7 @@ from nunatak_model.branch import padded_head, padded_parameters
 from nunatak_model.methods import MATHS
 from nunatak_model.sentence_folder import POOLINGS
 
-METHODS: list[Method] = [
-    TopK(num_layers=2),
-    HeadOnly(),
-    Bottleneck(size=5),
-    Lora(rank=3, alpha=16.0, targets=QUERY_AND_VALUE),
-    Ia3(),
-    Full(),
-]
-KINDS = [method.kind.value for method in METHODS]
+KINDS = [method.kind.value for method in EVERY_METHOD]
 BACKBONE = tiny_backbone()
 GELU_BLOCK = DenseBlock(activation=Activation.GELU, bias=False, norm=HeadNorm.GAIN)
 TEXTS = ["where is my parcel?", "a", "no, not that one; the other one!"]
@@ -56,7 +47,7 @@ UNPADDED: list[Method] = [TopK(num_layers=2), HeadOnly(), Full()]
 
 def test_every_method_has_maths_of_its_own_and_is_tested_here() -> None:
     members, _ = get_args(Method)
-    assert set(get_args(members)) == set(MATHS) == {type(method) for method in METHODS}
+    assert set(get_args(members)) == set(MATHS) == {type(method) for method in EVERY_METHOD}
 
 
 def with_three_labels(method: Method) -> BranchSpec:
@@ -69,7 +60,7 @@ def fresh(method: Method, seed: int = 0) -> dict[str, Tensor]:
     return initial_parameters(with_three_labels(method), BACKBONE, generator=generator)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=KINDS)
+@pytest.mark.parametrize("method", EVERY_METHOD, ids=KINDS)
 def test_initial_parameters_are_the_declared_ones_of_their_seed_and_no_view(method: Method) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in fresh(method).items()}
     frozen = {tensor.data_ptr() for tensor in BACKBONE.parameters.values()}
@@ -80,7 +71,7 @@ def test_initial_parameters_are_the_declared_ones_of_their_seed_and_no_view(meth
     assert tensors_to_bytes(fresh(method)) != tensors_to_bytes(fresh(method, seed=1))
 
 
-@pytest.mark.parametrize("method", METHODS, ids=KINDS)
+@pytest.mark.parametrize("method", EVERY_METHOD, ids=KINDS)
 def test_a_branch_references_its_tensors_and_counts_them(method: Method) -> None:
     parameters = fresh(method)
 
@@ -91,7 +82,7 @@ def test_a_branch_references_its_tensors_and_counts_them(method: Method) -> None
     assert branch.head_parameters == 32 * 32 + 32 + 3 * 32 + 3
 
 
-@pytest.mark.parametrize("method", METHODS, ids=KINDS)
+@pytest.mark.parametrize("method", EVERY_METHOD, ids=KINDS)
 def test_a_missing_an_unused_and_a_misshapen_tensor_are_named(method: Method) -> None:
     parameters = fresh(method)
     del parameters["head.dense.bias"]
@@ -169,7 +160,7 @@ def test_a_head_that_contradicts_its_kind_is_refused(head: HeadSpec) -> None:
         parameter_shapes(BranchSpec(method=HeadOnly(), head=head), BACKBONE.config)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=KINDS)
+@pytest.mark.parametrize("method", EVERY_METHOD, ids=KINDS)
 def test_only_tasks_that_own_the_last_layer_own_the_norm_over_the_output(method: Method) -> None:
     shapes = parameter_shapes(with_three_labels(method), tiny_backbone(family="modernbert").config)
 
@@ -185,44 +176,22 @@ def test_bytes_that_are_not_safetensors_are_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("pooling", POOLINGS.values())
-def test_an_embedding_is_the_pooled_state_above_the_last_layer(
+def test_an_embedding_next_to_tasks_is_the_pooled_state_above_the_last_layer(
     family: Family, pooling: Pooling
 ) -> None:
     backbone = tiny_backbone(family=family, pooling=pooling)
     encodings = backbone.tokenizer.encode(TEXTS, max_length=48)
-    branch = embedding_branch(backbone)
+    branch, task = embedding_branch(backbone), random_branch(backbone, TopK(num_layers=2))
+    rows = [Row(encoding=it, branch=each) for it in encodings for each in (task, branch)]
 
-    vectors = forward(backbone, [Row(encoding=it, branch=branch) for it in encodings])
+    vectors = forward(backbone, rows)[1::2]
 
-    depth = backbone.config.num_layers
-    states = run_trunk(backbone, encodings, depth=depth).hidden
+    assert branch.num_bytes == 0
+    states = run_trunk(backbone, encodings, depth=backbone.config.num_layers).hidden
     for encoding, vector in zip(encodings, vectors, strict=True):
         state = states[encoding]
         ways = {Pooling.MEAN: state.mean(0), Pooling.FIRST: state[0], Pooling.LAST: state[-1]}
         assert torch.allclose(vector, ways[pooling], atol=1e-5)
-
-
-def test_an_embedding_owns_no_bytes_and_shares_every_layer() -> None:
-    backbone = tiny_backbone()
-
-    branch = embedding_branch(backbone)
-
-    assert branch.num_bytes == 0
-    assert branch.split_depth == backbone.config.num_layers
-
-
-def test_an_embedding_next_to_tasks_is_the_embedding_alone() -> None:
-    backbone = tiny_backbone()
-    encodings = backbone.tokenizer.encode(TEXTS, max_length=48)
-    branch = embedding_branch(backbone)
-    task = random_branch(backbone, TopK(num_layers=2), num_labels=3)
-    alone = [forward(backbone, [Row(encoding=it, branch=branch)])[0] for it in encodings]
-
-    rows = [Row(encoding=it, branch=each) for it in encodings for each in (task, branch)]
-    mixed = forward(backbone, rows, trunk=TrunkCache(max_bytes=2**20))
-
-    for expected, vector in zip(alone, mixed[1::2], strict=True):
-        assert torch.allclose(vector, expected, atol=1e-5)
 
 
 def test_updates_of_near_ranks_and_all_scales_share_a_form() -> None:
@@ -271,20 +240,6 @@ def test_heads_of_one_pooling_share_a_form_with_any_kind_and_labels() -> None:
     for form in (*forms[0], *forms[1]):
         form.check()
         assert form.num_labels == 8
-
-
-def test_padding_is_zeros_around_the_parameters() -> None:
-    weight = torch.randn(3, 4)
-
-    (padded,) = padded_parameters(
-        HeadOnly(),
-        {"head.output.weight": weight},
-        {"head.output.weight": (8, 4)},
-        dtype=weight.dtype,
-    ).values()
-
-    assert torch.equal(padded[:3], weight)
-    assert not padded[3:].any()
 
 
 def test_the_scale_of_an_update_is_applied_before_it_is_rounded() -> None:

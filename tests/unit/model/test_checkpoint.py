@@ -8,7 +8,6 @@ from safetensors.torch import load, save
 
 from doubles.backbones import save_tiny_backbone
 from doubles.refusals import raises
-from nunatak_contract.enums import Pooling
 from nunatak_model import CorruptBackboneError, UnsupportedBackboneError, load_backbone
 
 
@@ -125,22 +124,6 @@ def test_a_folder_that_is_no_whole_backbone_is_refused_by_its_fault(
         load_backbone(folder)
 
 
-def test_the_embedded_default_is_minilm() -> None:
-    backbone = load_backbone()
-
-    assert (backbone.config.num_layers, backbone.config.hidden_width) == (6, 384)
-    assert backbone.pooling is Pooling.MEAN
-
-
-def test_pooling_is_that_of_the_first_token_unless_the_checkpoint_says_mean(
-    folder: Path, tmp_path: Path
-) -> None:
-    mean = save_tiny_backbone(tmp_path / "mean", pooling=Pooling.MEAN)
-
-    assert load_backbone(folder).pooling is Pooling.FIRST
-    assert load_backbone(mean).pooling is Pooling.MEAN
-
-
 def test_name_of_the_folder_at_hand_is_its_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +139,7 @@ def test_name_of_the_folder_at_hand_is_its_own(
         pytest.param("config.json", '["bert"]', id="config-is-a-list"),
         pytest.param("config.json", '{"model_type": "bert"}', id="config-without-sizes"),
         pytest.param("config.json", b"\xff\xfe{", id="config-is-no-text"),
+        pytest.param("config.json", "[" * 100_000, id="config-is-too-deep"),
         pytest.param("tokenizer.json", '{"model": ', id="tokenizer-cut-short"),
         pytest.param("tokenizer.json", "{}", id="tokenizer-is-empty"),
         pytest.param("tokenizer.json", b"\xff\xfe{", id="tokenizer-is-no-text"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles.backbones import FAMILIES, Family, tiny_backbone
+from doubles.backbones import FAMILIES, Family, random_text, tiny_backbone
 from doubles.fake_cuda import Count, Launches, fake_cuda, on_fake_device, trusting
 from doubles.refusals import raises
 from nunatak_contract.enums import HeadKind, LinearMap
@@ -184,9 +184,7 @@ def next_slot(slot: Slot[StackT]) -> Slot[StackT]:
 
 
 def text(num_tokens: int, *, seed: int = 0) -> Encoding:
-    chance = random.Random(seed)
-    tokens = tuple(chance.randint(5, 60) for _ in range(num_tokens))
-    return Encoding(token_ids=tokens, type_ids=(0,) * num_tokens)
+    return random_text(random.Random(seed), num_tokens)
 
 
 def run(

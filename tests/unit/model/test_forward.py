@@ -3,14 +3,13 @@ import random
 import pytest
 import torch
 
-from doubles.backbones import FAMILIES, Family, tiny_backbone
+from doubles.backbones import FAMILIES, Family, encoded, random_text, tiny_backbone
 from doubles.tasks import EVERY_FORM, random_branch
-from nunatak_contract.enums import AdapterInput, LinearMap, Norms, Pooling
+from nunatak_contract.enums import Activation, AdapterInput, LinearMap, Norms, Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Branch,
     BranchSpec,
-    Encoding,
     HeadSpec,
     Row,
     build_branch,
@@ -21,6 +20,8 @@ from nunatak_model import (
 
 METHODS: list[Method] = [
     Bottleneck(size=4, reads=AdapterInput.NORMED_SUM, norms=Norms.FROZEN),
+    Bottleneck(size=3),
+    Bottleneck(size=3, activation=Activation.GELU),
     *EVERY_FORM,
 ]
 BACKBONE = tiny_backbone()
@@ -43,10 +44,7 @@ def some_rows(seed: int, count: int) -> list[Row]:
         branch_of(method, index, pooling=chance.choice(list(Pooling)))
         for index, method in enumerate(METHODS)
     ]
-    encodings = [
-        Encoding(token_ids=tuple(chance.randint(5, 99) for _ in range(n)), type_ids=(0,) * n)
-        for n in (1, 2, 3, 9, 9, 30, 64)
-    ]
+    encodings = [random_text(chance, n) for n in (1, 2, 3, 9, 9, 30, 64)]
     return [
         Row(encoding=chance.choice(encodings), branch=chance.choice(branches)) for _ in range(count)
     ]
@@ -71,7 +69,7 @@ def test_blocks_run_task_by_task_with_the_results_of_all_at_once(
     backbone = tiny_backbone(family=family, num_layers=2)
     methods = HeadOnly(), Lora(rank=2, alpha=2.0, targets=QUERY_AND_VALUE), TopK(num_layers=1)
     branches = [random_branch(backbone, it, seed=seed) for it in methods for seed in (1, 2)]
-    texts = [Encoding(token_ids=(5, *range(6, 6 + n)), type_ids=(0,) * (n + 1)) for n in (2, 9)]
+    texts = [encoded(range(5, 6 + n)) for n in (2, 9)]
     rows = [Row(encoding=text, branch=it) for text in texts for it in branches]
 
     with torch.inference_mode():
@@ -83,27 +81,19 @@ def test_blocks_run_task_by_task_with_the_results_of_all_at_once(
         assert torch.equal(one, other)
 
 
-def other_words(row: Row, seed: int) -> Row:
-    chance = random.Random(seed)
-    ids = tuple(chance.randint(5, 99) for _ in range(row.encoding.num_tokens))
-    return Row(encoding=Encoding(token_ids=ids, type_ids=row.encoding.type_ids), branch=row.branch)
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("kept", range(0, 16, 5))
 def test_other_rows_of_the_same_shapes_leave_the_bits_of_a_row_unchanged(kept: int) -> None:
     branches = [branch_of(method, index) for index, method in enumerate(METHODS)]
-    drafts = [
-        Row(
-            encoding=Encoding(token_ids=(5,) * n, type_ids=(0,) * n),
-            branch=branches[n % len(branches)],
-        )
-        for n in range(3, 19)
-    ]
-    first = [other_words(row, seed) for seed, row in enumerate(drafts)]
-    second = [
-        row if index == kept else other_words(row, 100 + index) for index, row in enumerate(first)
-    ]
+    chance = random.Random(0)
+    first, second = (
+        [
+            Row(encoding=random_text(chance, n), branch=branches[n % len(branches)])
+            for n in range(3, 19)
+        ]
+        for _ in range(2)
+    )
+    second[kept] = first[kept]
 
     with torch.inference_mode():
         before, after = forward(BACKBONE, first), forward(BACKBONE, second)
@@ -137,10 +127,7 @@ def test_tasks_that_change_other_maps_learn_together_as_each_alone() -> None:
     ]
     weights = [tensor.requires_grad_() for it in branches for tensor in it.parameters.values()]
     rows = [
-        Row(
-            encoding=Encoding(token_ids=tuple(range(5 + first, 12 + first)), type_ids=(0,) * 7),
-            branch=branches[first % len(branches)],
-        )
+        Row(encoding=encoded(range(5 + first, 12 + first)), branch=branches[first % len(branches)])
         for first in range(2 * len(branches))
     ]
 
@@ -165,7 +152,7 @@ def test_gradients_of_ragged_rows_reach_every_parameter_of_the_branch_and_none_o
     backbone = tiny_backbone(family=family)
     branch = random_branch(backbone, method, num_labels=3)
     parameters = {name: it.requires_grad_() for name, it in branch.parameters.items()}
-    texts = [Encoding(token_ids=(*range(5, 5 + n),), type_ids=(0,) * n) for n in (3, 40, 50, 60)]
+    texts = [encoded(range(5, 5 + n)) for n in (3, 40, 50, 60)]
 
     logits = forward(backbone, [Row(encoding=it, branch=branch) for it in texts], dropout=0.1)
     gradients = torch.autograd.grad(torch.stack(logits).square().sum(), list(parameters.values()))
@@ -177,8 +164,7 @@ def test_gradients_of_ragged_rows_reach_every_parameter_of_the_branch_and_none_o
 
 
 def test_dropout_changes_the_branch_but_never_the_trunk() -> None:
-    encoding = Encoding(token_ids=tuple(range(5, 25)), type_ids=(0,) * 20)
-    deep = Row(encoding=encoding, branch=branch_of(TopK(num_layers=3), 1))
+    deep = Row(encoding=encoded(range(5, 25)), branch=branch_of(TopK(num_layers=3), 1))
 
     with torch.inference_mode():
         answers = [forward(BACKBONE, [deep], dropout=0.3)[0] for _ in range(4)]

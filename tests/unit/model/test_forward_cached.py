@@ -7,55 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles.backbones import tiny_backbone
+from doubles.backbones import encoded, tiny_backbone
 from doubles.tasks import EVERY_FORM, random_branch
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import (
-    Backbone,
-    Branch,
-    Encoding,
-    Row,
-    TrunkCache,
-    TrunkSource,
-    convert_branch,
-    forward,
-    run_trunk,
-    trunk_source,
-)
+from nunatak_contract.methods import HeadOnly, Method, TopK
+from nunatak_model import Backbone, Branch, Row, TrunkCache, convert_branch, forward
 from nunatak_model.ops.attention import Attention
 
 BACKBONE = tiny_backbone()
 METHODS: list[Method] = [TopK(num_layers=4), *EVERY_FORM]
-ENCODINGS = [
-    Encoding(token_ids=tuple(range(5 + seed, 5 + seed + n)), type_ids=(0,) * n)
-    for seed, n in enumerate((1, 2, 9, 9, 30, 64))
-]
+ENCODINGS = [encoded(range(5 + seed, 5 + seed + n)) for seed, n in enumerate((1, 2, 9, 9, 30, 64))]
 AMPLE = 2**20
-
-
-class RecordingStates:
-    """Holds given states, and remembers reads and offers."""
-
-    def __init__(self) -> None:
-        self.held: dict[tuple[TrunkSource, int], Tensor] = {}
-        self.was_read: list[tuple[tuple[int, ...], int]] = []
-        self.was_offered: list[tuple[tuple[int, ...], int]] = []
-
-    def hold(self, encoding: Encoding, *, depth: int) -> None:
-        state = run_trunk(BACKBONE, [encoding], depth=depth).hidden[encoding]
-        self.held[trunk_source(BACKBONE, encoding), depth] = state
-
-    def depths(self, source: TrunkSource) -> list[int]:
-        return [depth for held, depth in self.held if held == source]
-
-    def read(self, source: TrunkSource, depth: int) -> Tensor:
-        self.was_read.append((source.encoding.token_ids, depth))
-        return self.held[source, depth]
-
-    def offer(self, source: TrunkSource, depth: int, state: Tensor) -> None:
-        assert state.shape[0] == len(source.encoding.token_ids)
-        self.was_offered.append((source.encoding.token_ids, depth))
 
 
 def branch_of(
@@ -125,7 +87,9 @@ def test_a_stage_without_layers_plans_nothing() -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.each
 @pytest.mark.parametrize(
-    "backbone", [BACKBONE, tiny_backbone(family="modernbert")], ids=["bert", "modernbert"]
+    "backbone",
+    [BACKBONE, tiny_backbone(family="modernbert"), tiny_backbone(family="qwen3")],
+    ids=["bert", "modernbert", "qwen3"],
 )
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_hit_equals_its_miss_bit_by_bit_where_the_branch_has_the_same_shapes(
@@ -141,48 +105,6 @@ def test_a_hit_equals_its_miss_bit_by_bit_where_the_branch_has_the_same_shapes(
 
     assert cache.stats.hits == (len(rows) if branch.split_depth else 0)
     assert all(map(torch.equal, hit, missed))
-
-
-def test_each_input_enters_at_its_own_depth() -> None:
-    states = RecordingStates()
-    both, deep, unknown, _, _, _ = ENCODINGS
-    states.hold(both, depth=1)
-    states.hold(both, depth=3)
-    states.hold(deep, depth=2)
-    at_1, at_3, at_4 = (
-        branch_of(it) for it in (TopK(num_layers=3), TopK(num_layers=1), HeadOnly())
-    )
-    pairs = [(both, at_1), (both, at_3), (deep, at_3), (deep, at_4), (unknown, at_1)]
-    rows = [Row(encoding=encoding, branch=branch) for encoding, branch in pairs]
-
-    with torch.inference_mode():
-        answers = forward(BACKBONE, rows, trunk=states)
-        assert_same(answers, forward(BACKBONE, rows))
-
-    assert sorted(states.was_read) == [
-        (both.token_ids, 1),
-        (both.token_ids, 3),
-        (deep.token_ids, 2),
-    ]
-    assert sorted(states.was_offered) == [
-        (deep.token_ids, 3),
-        (deep.token_ids, 4),
-        (unknown.token_ids, 1),
-    ]
-
-
-@pytest.mark.parametrize(
-    "method",
-    [Full(), Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)],
-    ids=["full", "lora-from-layer-0"],
-)
-def test_tasks_without_a_trunk_of_layers_leave_the_cache_alone(method: Method) -> None:
-    states = RecordingStates()
-
-    with torch.inference_mode():
-        forward(BACKBONE, [Row(encoding=ENCODINGS[2], branch=branch_of(method))], trunk=states)
-
-    assert (states.was_read, states.was_offered) == ([], [])
 
 
 @pytest.mark.parametrize(

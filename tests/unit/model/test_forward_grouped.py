@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from doubles.backbones import BYTES, Family, tiny_backbone
+from doubles.backbones import BYTES, Family, random_text, tiny_backbone
 from doubles.serving_kernels import banks_of, with_gpu_kernels
 from doubles.tasks import EVERY_FORM, random_branch
 from nunatak_contract.enums import AdapterInput, HeadKind, Norms
@@ -32,6 +32,7 @@ METHODS: list[Method] = [
     Lora(rank=64, targets=QUERY_AND_VALUE, alpha=4.0),
     *EVERY_FORM,
 ]
+LORA = Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE)
 FROZEN_NORMS = Bottleneck(size=5, reads=AdapterInput.NORMED_SUM, norms=Norms.FROZEN)
 KINDS = list(HeadKind)
 PRODUCTS = {"_grouped_mm", "linear", "mm", "addmm", "addmm_", "bmm", "baddbmm"}
@@ -47,10 +48,7 @@ def stored_branch(backbone: Backbone, method: Method, seed: int) -> Branch:
 
 def random_encodings(seed: int) -> list[Encoding]:
     chance = random.Random(seed)
-    return [
-        Encoding(token_ids=tuple(chance.randint(5, 99) for _ in range(n)), type_ids=(0,) * n)
-        for n in (1, 2, 9, 9, 30)
-    ]
+    return [random_text(chance, n) for n in (1, 2, 9, 9, 30)]
 
 
 def mixed_questions(methods: list[Method], seed: int) -> list[tuple[int, Encoding]]:
@@ -198,20 +196,16 @@ def test_small_ranks_take_no_more_next_to_a_large_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "method",
+    ("method", "smaller"),
     [
-        Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE),
-        Ia3(),
-        Bottleneck(size=4),
-        TopK(num_layers=1),
+        (LORA, LORA.model_copy(update={"rank": 1})),
+        (Ia3(), Ia3()),
+        (Bottleneck(size=4), Bottleneck(size=1)),
+        (TopK(num_layers=1), TopK(num_layers=1)),
     ],
     ids=str,
 )
-def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method) -> None:
-    smaller: Method = (
-        Lora(rank=1, alpha=16.0, targets=QUERY_AND_VALUE) if isinstance(method, Lora) else method
-    )
-    smaller = Bottleneck(size=1) if isinstance(method, Bottleneck) else smaller
+def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method, smaller: Method) -> None:
     plain = tiny_backbone()
     served = with_gpu_kernels(plain)
     (encoding, *_) = random_encodings(0)

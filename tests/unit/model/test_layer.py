@@ -36,58 +36,18 @@ def test_adapters_and_their_gradients_match_the_plain_formula(reads: AdapterInpu
     update = torch.tanh(x @ down.weight.T) @ up.weight.T
     expected = residual + block + functional.pad(update[2:5], (0, 0, 2, 1))
     torch.testing.assert_close(found, expected)
-    for got, wanted in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
+    gradients = [torch.autograd.grad(it.square().sum(), inputs) for it in (found, expected)]
+    for got, wanted in zip(*gradients, strict=True):
         torch.testing.assert_close(got, wanted)
-
-
-def test_neighbours_of_any_widths_and_activations_keep_to_their_own_adapters() -> None:
-    generator = torch.Generator().manual_seed(1)
-    forms = [(4, Activation.GELU)] * 3 + [(3, Activation.GELU)] * 2 + [(3, Activation.TANH)]
-    residual, block = torch.randn(2, 2 * len(forms), WIDTH, generator=generator)
-    adapters = [
-        Adapter(
-            down=Linear(weight=torch.randn(size, WIDTH, generator=generator), bias=None),
-            up=Linear(weight=torch.randn(WIDTH, size, generator=generator), bias=None),
-            activation=activation,
-            reads=AdapterInput.BLOCK,
-        )
-        for size, activation in forms
-    ]
-    inputs = [residual, block]
-    inputs += [part.weight for adapter in adapters for part in (adapter.down, adapter.up)]
-    for tensor in inputs:
-        tensor.requires_grad_()
-    overrides = [
-        (TokenSpan(tokens=slice(2 * index, 2 * index + 2)), override_of(adapter))
-        for index, adapter in enumerate(adapters)
-    ]
-
-    found = residual + block
-    layer = mix_layer(FROZEN, overrides, index=0, num_tokens=len(block))
-    add_adapters(found, block, layer, "attention_adapter", norm=None, epsilon=EPSILON)
-
-    updates = list[Tensor]()
-    for adapter, x in zip(adapters, torch.split(block, 2), strict=True):
-        inner = x @ adapter.down.weight.T
-        is_gelu = adapter.activation is Activation.GELU
-        inner = functional.gelu(inner) if is_gelu else torch.tanh(inner)
-        updates.append(inner @ adapter.up.weight.T)
-    expected = residual + block + torch.cat(updates)
-    torch.testing.assert_close(found, expected)
-    for got, wanted in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
-        torch.testing.assert_close(got, wanted)
-
-
-def override_of(adapter: Adapter) -> BottleneckLayer:
-    return BottleneckLayer(
-        attention_adapter=adapter, feedforward_adapter=None, attention_norm=None, output_norm=None
-    )
 
 
 def adapted(residual: Tensor, block: Tensor, adapter: Adapter) -> Tensor:
     """Return residual and block, with the adapter on the middle of three spans."""
     span = TokenSpan(tokens=slice(2, 5))
-    layer = mix_layer(FROZEN, [(span, override_of(adapter))], index=0, num_tokens=len(block))
+    override = BottleneckLayer(
+        attention_adapter=adapter, feedforward_adapter=None, attention_norm=None, output_norm=None
+    )
+    layer = mix_layer(FROZEN, [(span, override)], index=0, num_tokens=len(block))
     summed = residual + block
     add_adapters(
         summed, block, layer, "attention_adapter", norm=FROZEN.attention_norm, epsilon=EPSILON
@@ -99,10 +59,6 @@ def normed(x: Tensor) -> Tensor:
     norm = FROZEN.attention_norm
     assert norm is not None
     return functional.layer_norm(x, (WIDTH,), norm.weight, norm.bias, EPSILON)
-
-
-def gradients(outputs: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(outputs.square().sum(), inputs)
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])

@@ -51,16 +51,12 @@ def roberta(shape: str) -> ModelSize:
     config = config_from(
         {
             "model_type": "roberta",
-            "vocab_size": 50265,
             "hidden_size": width,
             "num_hidden_layers": num_layers,
             "num_attention_heads": width // 64,
             "intermediate_size": 4 * width,
             "max_position_embeddings": 514,
             "type_vocab_size": 1,
-            "pad_token_id": 1,
-            "layer_norm_eps": 1e-5,
-            "hidden_act": "gelu",
         }
     )
     return model_size(config, HeadSpec(num_labels=2, pooling=Pooling.FIRST, dense=True))

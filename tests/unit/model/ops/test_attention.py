@@ -1,16 +1,17 @@
 import random
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
-from doubles.flash import install_flash_double
+from doubles.serving_kernels import install_flash_double
 from nunatak_model.ops import attention
 from nunatak_model.ops.attention import (
+    Attention,
     attend,
     attention_by_runs,
-    can_attend_varlen,
     narrow,
     padded_attention,
     plan_attention,
@@ -32,8 +33,13 @@ LENGTHS = [
     [1, 300, 2, 300, 3, 290, 120],
 ]
 
-of_each_form = pytest.mark.parametrize("form", FORMS)
-of_many_lengths = pytest.mark.parametrize("lengths", LENGTHS, ids=lambda it: str(it)[:30])
+VIEWS: dict[str, Callable[[Attention], Attention]] = {
+    "all": lambda it: it,
+    "reach-1": lambda it: it.narrow(1),
+    "reach-3": lambda it: it.narrow(3),
+    "reach-100": lambda it: it.narrow(100),
+    "causal": lambda it: it.causal(),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -100,48 +106,22 @@ def test_rows_within_reach_need_no_band() -> None:
     assert narrow(plan, reach=4, device=CPU) == plan
 
 
-def test_neighbours_of_one_length_share_a_call() -> None:
-    assert [(run.num_rows, run.length) for run in plan_attention([3, 3, 5, 3])] == [
-        (2, 3),
-        (1, 5),
-        (1, 3),
-    ]
-
-
-def test_gradients_flow_within_the_reach_alone() -> None:
-    qkv = torch.randn(40, 3 * NUM_HEADS * HEAD_WIDTH, requires_grad=True)
-    plan = narrow(plan_attention([40]), reach=2, device=CPU)
-
-    out = attend(qkv, plan, num_heads=NUM_HEADS, dropout=0.0)
-    (gradient,) = torch.autograd.grad(out[20].square().sum(), [qkv])
-
-    assert torch.isfinite(gradient).all()
-    assert {int(place) for place in gradient.any(dim=1).nonzero()} == {18, 19, 20, 21, 22}
-
-
-@of_each_form
-@of_many_lengths
-@pytest.mark.parametrize("reach", [None, 1, 3, 100])
-def test_rows_see_what_a_call_for_each_run_sees(
-    form: str, lengths: list[int], reach: int | None
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda it: str(it)[:30])
+@pytest.mark.parametrize("num_shared", [1, NUM_HEADS])
+@pytest.mark.parametrize("view", VIEWS)
+def test_rows_and_positions_are_those_of_attention_by_runs(
+    form: str, lengths: list[int], num_shared: int, view: str
 ) -> None:
-    qkv, plans = random_qkv(lengths), [FORMS[form](lengths, CPU), attention_by_runs(lengths, CPU)]
-    if reach is not None:
-        plans = [it.narrow(reach) for it in plans]
+    qkv = random_qkv(lengths, NUM_HEADS + 2 * num_shared)
+    plans = [VIEWS[view](plan(lengths, CPU)) for plan in (FORMS[form], attention_by_runs)]
 
-    seen, expected = (it(qkv, num_heads=NUM_HEADS, dropout=0.0) for it in plans)
+    seen, expected = (
+        it(qkv, num_heads=NUM_HEADS, num_key_heads=num_shared, dropout=0.0) for it in plans
+    )
 
     torch.testing.assert_close(seen, expected, atol=1e-5, rtol=0)
-
-
-@of_each_form
-@of_many_lengths
-def test_positions_found_on_the_device_are_those_counted_on_the_host(
-    form: str, lengths: list[int]
-) -> None:
-    counted = attention_by_runs(lengths, CPU).positions()
-
-    assert torch.equal(FORMS[form](lengths, CPU).positions(), counted)
+    assert torch.equal(plans[0].positions(), plans[1].positions())
 
 
 @pytest.mark.parametrize("reach", [None, 2])
@@ -192,26 +172,6 @@ def test_a_build_without_the_operator_calls_torchs_function(
     assert torch.equal(seen, expected)
 
 
-@of_many_lengths
-@pytest.mark.parametrize("num_shared", [1, 2])
-def test_causal_rows_and_shared_heads_are_those_of_attention_by_runs(
-    lengths: list[int], num_shared: int
-) -> None:
-    qkv = random_qkv(lengths, NUM_HEADS + 2 * num_shared)
-
-    seen, expected = (
-        plan(lengths, CPU).causal()(qkv, num_heads=NUM_HEADS, num_key_heads=num_shared, dropout=0.0)
-        for plan in (varlen_attention, attention_by_runs)
-    )
-
-    torch.testing.assert_close(seen, expected, atol=1e-5, rtol=0)
-
-
 def test_dropout_is_refused_rather_than_left_out() -> None:
     with pytest.raises(ValueError, match="have no dropout"):
         varlen_attention([3], CPU)(random_qkv([3]), num_heads=NUM_HEADS, dropout=0.1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_cpu_attends_by_runs(dtype: torch.dtype) -> None:
-    assert not can_attend_varlen(dtype, CPU, head_width=64)

@@ -9,19 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from doubles.backbones import FAMILIES, Family, save_tiny_backbone, tiny_backbone
-from nunatak_contract.enums import HeadKind, Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, Method, TopK
+from doubles.backbones import FAMILIES, Family, encoded, save_tiny_backbone, tiny_backbone
+from nunatak_contract.methods import TopK
 from nunatak_model import (
     Backbone,
-    BranchSpec,
-    Encoding,
-    HeadSpec,
-    Row,
     UnsupportedBackboneError,
-    build_branch,
-    forward,
-    initial_parameters,
     load_backbone,
     maths_of,
     pack_backbone,
@@ -75,16 +67,21 @@ def test_integers_stand_for_the_weight_to_half_a_step() -> None:
     assert torch.equal(linear.weight.abs().amax(1), torch.full((OUT,), 127, dtype=torch.int8))
 
 
-@pytest.fixture(name="saturating")
-def _saturating(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """A CPU that adds neighbouring products of bytes in 16 bits, as those without VNNI."""
+def saturated(x: Tensor, weight: Tensor) -> Tensor:
+    """Neighbouring products of bytes are added in 16 bits, as by CPUs without VNNI."""
+    products = (x.int() + 128).unsqueeze(2) * weight.int()
+    pairs = products.unflatten(1, (-1, 2)).sum(2).clamp(-(2**15), 2**15 - 1)
+    return (pairs.sum(1) - 128 * weight.int().sum(0)).int()
 
-    def saturated(x: Tensor, weight: Tensor) -> Tensor:
-        products = (x.int() + 128).unsqueeze(2) * weight.int()
-        pairs = products.unflatten(1, (-1, 2)).sum(2).clamp(-(2**15), 2**15 - 1)
-        return (pairs.sum(1) - 128 * weight.int().sum(0)).int()
 
-    monkeypatch.setattr(torch.ops.aten, "_int_mm", saturated)
+def slow(x: Tensor, weight: Tensor) -> Tensor:
+    """A plain loop."""
+    sleep(0.02)
+    return x.int() @ weight.int()
+
+
+@pytest.fixture
+def _as_on_a_new_cpu() -> Generator[None]:
     int8.has_integer_product.cache_clear()
     yield
     int8.has_integer_product.cache_clear()
@@ -105,25 +102,12 @@ def exact_product(x: Tensor, weight: Tensor) -> Tensor:
     return int8_product(x, Linear(weight=weight, bias=None, scale=torch.ones(OUT)))
 
 
-@pytest.fixture(name="slow")
-def _slow(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """A CPU whose integer product is a plain loop."""
-
-    def slow(x: Tensor, weight: Tensor) -> Tensor:
-        sleep(0.02)
-        return x.int() @ weight.int()
-
-    monkeypatch.setattr(torch.ops.aten, "_int_mm", slow)
-    int8.has_integer_product.cache_clear()
-    yield
-    int8.has_integer_product.cache_clear()
-
-
-@pytest.mark.parametrize("cpu", ["saturating", "slow"])
+@pytest.mark.usefixtures("_as_on_a_new_cpu")
+@pytest.mark.parametrize("product", [saturated, slow])
 def test_sums_are_exact_on_cpus_whose_integer_products_do_not_serve(
-    cpu: str, request: pytest.FixtureRequest
+    product: Callable[[Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request.getfixturevalue(cpu)
+    monkeypatch.setattr(torch.ops.aten, "_int_mm", product)
     x, weight, expected = exact_case()
 
     assert not int8.has_integer_product()
@@ -217,29 +201,6 @@ def test_trunk_is_close_to_the_original(
     assert (error > 0) == (is_int8 or dtype is torch.bfloat16)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), Bottleneck(size=4)],
-    ids=lambda it: it.kind,
-)
-def test_adapters_learn_through_quantized_layers(method: Method) -> None:
-    backbone = quantize_backbone(tiny_backbone(num_layers=2))
-    head = HeadSpec(kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2, pooling=Pooling.MEAN)
-    spec = BranchSpec(method=method, head=head)
-    parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
-    for tensor in parameters.values():
-        tensor.requires_grad_()
-    branch = build_branch(spec, backbone.config, parameters)
-    (encoding,) = backbone.tokenizer.encode(["learn this"], max_length=32)
-
-    (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
-    logits.square().sum().backward()
-
-    # Gradients reach the lowest layer only through the quantized maps above.
-    lowest = [it for name, it in parameters.items() if name.startswith("layers.0.")]
-    assert any(it.grad is not None and it.grad.abs().sum() > 0 for it in lowest)
-
-
 def test_own_layers_start_from_what_the_integers_stand_for() -> None:
     backbone = quantize_backbone(tiny_backbone())
     copies = maths_of(TopK(num_layers=1)).initial_parameters(backbone, torch.Generator())
@@ -257,7 +218,7 @@ def test_packing_leaves_integers_and_lays_out_what_tasks_own() -> None:
     served = without_fast_kernels(pack_backbone(backbone))
 
     assert served.is_quantized
-    encoding = Encoding(token_ids=(2, 7, 8, 3), type_ids=(0, 0, 0, 0))
+    encoding = encoded((2, 7, 8, 3))
     before, after = (
         run_trunk(it, [encoding], depth=4).hidden[encoding] for it in (backbone, served)
     )

@@ -7,22 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from nunatak_contract.enums import Activation, LinearMap, Pooling
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Ia3,
-    Lora,
-    Method,
-    TopK,
-)
+from doubles.backbones import random_text
+from doubles.tasks import EVERY_FORM
+from nunatak_contract.enums import Activation, Pooling
+from nunatak_contract.methods import Bottleneck, Full, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
     BranchSpec,
-    Encoding,
     HeadSpec,
     Row,
     build_branch,
@@ -36,15 +28,10 @@ from nunatak_model.ops.linear import apply_linear, can_pack, num_computed, packe
 from nunatak_model.weights import Linear
 
 METHODS: list[Method] = [
-    HeadOnly(),
     TopK(num_layers=2),
-    Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
-    Lora(rank=4, targets=tuple(LinearMap), first_layer=2, alpha=16.0),
-    Ia3(),
-    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=(), first_layer=2),
     Bottleneck(size=64),
     Bottleneck(size=512, first_layer=3),
-    Full(),
+    *EVERY_FORM,
 ]
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """Tolerances for values near 1, in float32 and in bfloat16."""
@@ -77,16 +64,10 @@ def rows_on(backbone: Backbone) -> list[Row]:
         }
         return convert_branch(build_branch(spec, backbone.config, moved), backbone)
 
-    def encoding(length: int) -> Encoding:
-        return Encoding(
-            token_ids=tuple(chance.randint(5, 30_000) for _ in range(length)),
-            type_ids=(0,) * length,
-        )
-
     branches = [branch(method) for method in METHODS]
     return [
         Row(encoding=each, branch=branch)
-        for each in map(encoding, (1, 7, 33))
+        for each in (random_text(chance, length) for length in (1, 7, 33))
         for branch in branches
     ]
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from doubles.backbones import Family, tiny_backbone
+from doubles.backbones import Family, random_text, tiny_backbone
 from doubles.native_ops import DTYPES, EXAMPLES, assert_near, draw
 from doubles.tasks import random_branch
 from nunatak_contract.enums import Activation, AdapterInput, LinearMap, Norms
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Ia3, Lora, Method, TopK
-from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward, pack_backbone
+from nunatak_model import Backbone, Branch, Row, convert_branch, forward, pack_backbone
 from nunatak_model.backbone import without_fast_kernels
 from nunatak_model.ops import native
 from nunatak_model.ops.attention import RunAttention, attention_by_runs
@@ -273,12 +273,7 @@ def stored_branches(family: Family) -> list[Branch]:
 
 def mixed_answers(family: Family, backbone: Backbone, layout_of: Backbone) -> list[Tensor]:
     chance = random.Random(0)
-    encodings = [
-        Encoding(
-            token_ids=tuple(chance.randint(5, 99) for _ in range(length)), type_ids=(0,) * length
-        )
-        for length in (1, 3, 8, 21, 40)
-    ]
+    encodings = [random_text(chance, length) for length in (1, 3, 8, 21, 40)]
     branches = [convert_branch(it, layout_of) for it in stored_branches(family)]
     rows = [Row(encoding=it, branch=own) for own in branches for it in encodings]
     with torch.inference_mode():

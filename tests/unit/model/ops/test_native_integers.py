@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from doubles.backbones import Family, tiny_backbone
+from doubles.backbones import Family, encoded, tiny_backbone
 from doubles.native_ops import DTYPES, EXAMPLES, assert_near, draw
 from doubles.tasks import random_branch
 from nunatak_contract.enums import Activation, LinearMap
 from nunatak_contract.methods import Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    Encoding,
     Row,
     forward,
     load_backbone,
@@ -167,7 +166,7 @@ def test_a_quantized_backbone_gets_the_answers_of_torchs_product(
 ) -> None:
     plain = quantize_backbone(tiny_backbone(family=family, dtype=dtype))
     served = pack_backbone(plain)
-    encoding = Encoding(token_ids=tuple(range(5, 40)), type_ids=(0,) * 35)
+    encoding = encoded(range(5, 40))
 
     seen, expected = (
         run_trunk(it, [encoding], depth=4).hidden[encoding].float() for it in (served, plain)
@@ -202,10 +201,7 @@ def minilm() -> Backbone:
 def test_an_answer_on_integers_depends_on_no_other_task_of_the_batch(method: Method) -> None:
     served = minilm()
     head, other = random_branch(served, HeadOnly()), random_branch(served, method, seed=1)
-    texts = [
-        Encoding(token_ids=tuple((5 + (i * j) % 89) for j in range(1, 31)), type_ids=(0,) * 30)
-        for i in range(1, 13)
-    ]
+    texts = [encoded((5 + (i * j) % 89) for j in range(1, 31)) for i in range(1, 13)]
     rows = [Row(encoding=it, branch=head) for it in texts]
 
     with torch.inference_mode():
