@@ -12,7 +12,8 @@ from doubles.backbones import tiny_config
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
 from nunatak_contract.enums import AggregationStrategy
 from nunatak_contract.requests import Parameters
-from nunatak_server.outputs.entities import find_entities, window_of
+from nunatak_server.outputs.entities import find_entities
+from nunatak_server.outputs.outputs import window_of
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC-X", "B-", "plain")
 STRATEGIES = [it for it in AggregationStrategy if it is not AggregationStrategy.WORD]

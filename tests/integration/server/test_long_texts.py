@@ -17,7 +17,7 @@ from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong, ProblemTyp
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, Row, TextInput, forward
 from nunatak_registry import Registry
-from nunatak_server.outputs.scores import apply_function
+from nunatak_server.outputs.outputs import apply_function
 
 LONG = "ann met bob in oslo, and cy came. " * 9
 OTHER = "nothing here is said twice but nothing. " * 9

@@ -27,7 +27,7 @@ from nunatak_server import local, runtime
 from nunatak_server.app import Application
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.local import LocalPredictor
-from nunatak_server.outputs.scores import label_scores
+from nunatak_server.outputs.outputs import label_scores
 from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.scheduler.admission import RegistryLease
 

@@ -20,16 +20,16 @@ from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError, TaskUnhealthyError
 from nunatak_server.outputs.entities import AnswerScore, Entity, TokenEntity
-from nunatak_server.outputs.outputs import Output
-from nunatak_server.outputs.scores import DocumentScore, LabelScore
+from nunatak_server.outputs.outputs import DocumentScore, LabelScore, Output
 from nunatak_server.predict.types import Predictions, TaskPrediction
-from nunatak_server.rollouts.comparison import (
+from nunatak_server.rollouts.rollouts import (
     DRIFT_BOUNDS,
+    MAX_PAIRS,
+    PAUSE_S,
     Comparison,
     ShadowComparison,
     compare_outputs,
 )
-from nunatak_server.rollouts.rollouts import MAX_PAIRS, PAUSE_S
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 
