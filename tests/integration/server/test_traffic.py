@@ -100,18 +100,6 @@ async def test_a_canary_answers_its_share_and_each_caller_keeps_its_version(
     assert {await served(caller, key) for key in KEYS} == {2}
 
 
-async def test_a_canary_set_elsewhere_answers_once_it_is_loaded_here(
-    caller: httpx.AsyncClient, copied: Registry
-) -> None:
-    canary = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=3, share=1.0)
-
-    assert await served(caller) == 2
-    copied.rollouts.set(canary)
-    async with asyncio.timeout(30):
-        while await served(caller) != 3:
-            pass
-
-
 async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
     caller: httpx.AsyncClient, backbone: Backbone, copied: Registry, tmp_path: Path
 ) -> None:

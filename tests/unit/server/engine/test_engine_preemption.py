@@ -1,9 +1,7 @@
 """Laws of the engine between the layers of a batch."""
 
 import asyncio
-import itertools
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -183,19 +181,3 @@ async def test_who_comes_while_others_preempt_waits_for_no_layer(branch: Branch)
     await all_outcomes(engine, heavy, of=[*heavy, light, late])
 
     assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5, 6, 7], [8]]
-
-
-async def test_a_batch_is_preempted_by_four_times_its_work_and_others_go_later(
-    branch: Branch,
-) -> None:
-    heavy = make_heavy(branch)
-    light = [make_row(branch, 100 + number, task=f"light-{number}") for number in range(20)]
-    arrivals = [lambda row=row: engine.submit([row]) for row in light]
-    compute = LayeredCompute(*arrivals)
-    engine = make_engine(compute)
-
-    await all_outcomes(engine, heavy, of=[*heavy, *light])
-
-    before = list(itertools.takewhile(lambda tokens: tokens != [0, 1, 2, 3], compute.ended))
-    assert sum(map(len, before)) == 4 * 4
-    assert sorted(chain.from_iterable(compute.ended)) == [*range(9), *range(100, 120)]

@@ -3,7 +3,6 @@
 import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
 from itertools import combinations_with_replacement
 
 import pytest
@@ -15,7 +14,7 @@ from doubles.trained_tokenizers import TokenizerFamily, served
 from nunatak_contract.enums import AggregationStrategy
 from nunatak_contract.requests import Parameters
 from nunatak_model import Alignment, Encoding, TextTokenizer
-from nunatak_server.outputs.entities import AnswerScore, Entity, Window, best_answers, find_entities
+from nunatak_server.outputs.entities import AnswerScore, Entity, best_answers, find_entities
 from nunatak_server.outputs.outputs import span_window_of, window_of
 
 TOKENIZER = tiny_backbone(num_layers=1).tokenizer
@@ -87,23 +86,6 @@ def search(
     return ranked[: options.top_k]
 
 
-def labelled_windows(text: str, labels: Sequence[int], *, max_length: int = 64) -> list[Window]:
-    """Windows whose tokens have high scores for the label of their first character."""
-    (encodings,) = TOKENIZER.encode_windows([text], max_length=max_length, stride=2)
-    found: list[Window] = []
-    for encoding in encodings:
-        assert encoding.alignment is not None
-        logits: list[float] = []
-        for begin, _ in encoding.alignment.offsets:
-            logits += [9.0 if label == labels[begin] else 0.0 for label in range(len(LABELS))]
-        found.append(window_of(encoding, logits))
-    return found
-
-
-def entities(windows: list[Window], options: Parameters) -> list[Entity]:
-    return find_entities(windows, labels=LABELS, join=TOKENIZER.join, options=options)
-
-
 @given(
     family=st.none() | st.sampled_from(TokenizerFamily),
     seed=st.integers(0, 1000),
@@ -150,40 +132,20 @@ def test_a_context_without_tokens_has_no_answers() -> None:
 def test_a_word_has_the_label_of_its_first_token_and_its_number() -> None:
     options = Parameters(aggregation_strategy=AggregationStrategy.WORD, ignore_labels=[])
 
-    found = entities(labelled_windows("ab cd", [1, 2, 0, 0, 1]), options)
+    ((encoding,),) = TOKENIZER.encode_windows(["ab cd"], max_length=64, stride=2)
+    assert encoding.alignment is not None
+    label_of = {0: 1, 1: 2, 3: 0, 4: 1}
+    logits = [
+        9.0 * (label == label_of.get(begin))
+        for begin, _ in encoding.alignment.offsets
+        for label in range(len(LABELS))
+    ]
+
+    window = window_of(encoding, logits)
+    found = find_entities([window], labels=LABELS, join=TOKENIZER.join, options=options)
 
     assert [(it["entity"], it["index"]) for it in found if "entity" in it] == [("B-X", 0), ("O", 1)]  # pyrefly: ignore[bad-typed-dict-key]
     assert [(it["start"], it["end"]) for it in found] == [(0, 2), (3, 5)]
-
-
-def test_ignored_labels_are_left_out() -> None:
-    found = entities(labelled_windows("ab cd", [1, 2, 0, 0, 0]), Parameters())
-
-    assert [it["entity"] for it in found if "entity" in it] == ["B-X", "I-X"]
-
-
-@pytest.mark.parametrize("strategy", AggregationStrategy)
-def test_windows_give_what_the_whole_text_gives(strategy: AggregationStrategy) -> None:
-    text = "aa bb cc dd ee ff gg hh"
-    labels = [1, 1, 0] * 8
-    options = Parameters(aggregation_strategy=strategy)
-
-    whole = entities(labelled_windows(text, labels), options)
-    merged = entities(labelled_windows(text, labels, max_length=10), options)
-
-    places = [(it["start"], it["end"], it["score"]) for it in whole]
-    assert len(labelled_windows(text, labels, max_length=10)) == 3
-    assert [(it["start"], it["end"], it["score"]) for it in merged] == places
-    assert len(places) >= 8
-
-
-def test_of_two_overlapping_entities_the_longer_stays() -> None:
-    text = "abcdefghijkl"
-    options = Parameters(aggregation_strategy=AggregationStrategy.SIMPLE)
-
-    found = entities(labelled_windows(text, [1] + [2] * 11, max_length=10), options)
-
-    assert [(it["start"], it["end"]) for it in found] == [(0, 8)]
 
 
 @pytest.mark.parametrize("family", [TokenizerFamily.ROBERTA, TokenizerFamily.MODERNBERT])
@@ -220,7 +182,3 @@ def test_words_that_share_a_character_are_all_labelled_in_a_long_text() -> None:
         return [it["index"] for it in found if "index" in it]  # pyrefly: ignore[bad-return]
 
     assert words(16) == words(512) == list(range(7))
-
-
-def test_a_text_without_entities_gives_an_empty_list() -> None:
-    assert entities(labelled_windows("ab", [0, 0]), Parameters()) == []

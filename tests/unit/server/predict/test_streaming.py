@@ -156,27 +156,20 @@ async def test_what_refuses_a_whole_answer_refuses_a_stream_before_its_first_lin
     assert (bench.admission.requests.total, bench.admission.tokens.total) == (0, 0)
 
 
-async def test_a_stream_without_room_for_its_rows_gets_a_retry_time(held: Held) -> None:
-    small = make_admission(max_tokens=NUM_TOKENS)
-    bench, _, _ = await held("one", "two", admission=small)
-    with bench.admission.admit("another") as permit:
-        permit.take_tokens(MOST)
-
-        with pytest.raises(OverloadedError) as refusal:
-            await anext(bench.service.stream(ask_for("one", "two")))
-
-    assert refusal.value.retry_after_s >= 1
-
-
-async def test_what_refuses_some_tasks_is_a_line_next_to_the_answers_of_others(held: Held) -> None:
+async def test_a_part_without_room_is_refused_or_is_a_line_next_to_the_answers_of_others(
+    held: Held,
+) -> None:
     small = make_admission(max_tokens=NUM_TOKENS)
     bench, store, _ = await held("one", "two", admission=small)
     store.add("new")
 
     with bench.admission.admit("another") as permit:
         permit.take_tokens(MOST)
+        with pytest.raises(OverloadedError) as refusal:
+            await anext(bench.service.stream(ask_for("one", "two")))
         found = [name_of(it) async for it in bench.service.stream(ask_for("one", "two", "new"))]
 
+    assert refusal.value.retry_after_s >= 1
     assert found == ["overloaded", "overloaded", "new"]
 
 

@@ -118,16 +118,6 @@ def test_a_claim_is_refused_while_what_is_in_use_leaves_no_room() -> None:
     assert resident_set.claim(key("c"), 60)
 
 
-def test_the_old_stays_until_the_new_is_there() -> None:
-    resident_set = ResidentSet(budget_bytes=BUDGET)
-    put(resident_set, "a", num_bytes=100)
-
-    assert resident_set.claim(key("b"), 100)
-    assert tasks_of(resident_set) == "a"
-    resident_set.abandon(key("b"))
-    assert tasks_of(resident_set) == "a"
-
-
 def test_room_is_refused_only_for_what_could_never_have_it() -> None:
     resident_set = ResidentSet(budget_bytes=BUDGET)
     put(resident_set, "a", num_bytes=60)
@@ -158,36 +148,6 @@ def test_bytes_of_a_task_sum_its_versions_and_go_with_the_last() -> None:
     assert resident_set.task_bytes() == {}
     # A reader on another thread sees the state of one moment.
     assert seen == {"a": 50}
-
-
-def test_a_version_that_is_discarded_goes_with_its_last_lease_pinned_or_not() -> None:
-    resident_set = ResidentSet(budget_bytes=BUDGET)
-    put(resident_set, "a", num_bytes=10)
-    put(resident_set, "b", num_bytes=10)
-    resident_set.pin(key("a"))
-    resident_set.lease(key("a"))
-    resident_set.lease(key("a"))
-
-    resident_set.discard(key("a"))
-    resident_set.release(key("a"))
-    assert tasks_of(resident_set) == "ab"
-    resident_set.release(key("a"))
-    assert tasks_of(resident_set) == "b"
-    for _ in range(2):
-        resident_set.discard(key("b"))
-        assert tasks_of(resident_set) == ""
-
-
-def test_a_version_that_is_pinned_after_it_was_discarded_stays() -> None:
-    resident_set = ResidentSet(budget_bytes=BUDGET)
-    put(resident_set, "a", num_bytes=10)
-    resident_set.lease(key("a"))
-    resident_set.discard(key("a"))
-
-    resident_set.pin(key("a"))
-
-    resident_set.release(key("a"))
-    assert tasks_of(resident_set) == "a"
 
 
 class ResidentSetInUse(RuleBasedStateMachine):
