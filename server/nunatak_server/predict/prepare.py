@@ -52,6 +52,7 @@ from nunatak_server.tokenization import (
     find_cut,
     find_misfit,
 )
+from nunatak_versions.versions import backbone_mismatch
 
 # After any other error of a look-up, the task exists.
 UNPROVEN_TASK = (TaskNotFoundError, StoreUnavailableError)
@@ -351,7 +352,7 @@ class Preprocessor:
         manifest, shadow = chosen.manifest, chosen.shadow
         digest = manifest.backbone.digest
         if digest not in self._row_backbones:
-            missing = self._backbones.mismatch(manifest)
+            missing = backbone_mismatch(manifest, self._backbones)
             return TaskFailure(reference=text, error=missing, task=manifest.task)
         if request.growing is not None:
             # A comparison needs the whole text, which the stream may never reach.

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,10 @@ def bench(backbone: Backbone) -> Bench[FakeEngine]:
 
 
 async def embed(
-    bench: Bench[FakeEngine], *texts: str, deadline_s: float = 60, **changes: bool
+    bench: Bench[FakeEngine],
+    *texts: str,
+    deadline_s: float = 60,
+    **changes: Any,  # noqa: ANN401 - fields of a request
 ) -> Embeddings:
     handling = Handling(default_deadline_s=deadline_s)
     return await bench.service.embed(replace(URGENT, inputs=texts, handling=handling, **changes))

@@ -150,6 +150,24 @@ def test_bytes_of_a_task_sum_its_versions_and_go_with_the_last() -> None:
     assert seen == {"a": 50}
 
 
+@pytest.mark.parametrize("is_pinned_again", [False, True])
+def test_a_version_that_is_discarded_goes_with_its_last_lease_unless_it_is_pinned_again(
+    *, is_pinned_again: bool
+) -> None:
+    resident_set = ResidentSet(budget_bytes=BUDGET)
+    put(resident_set, "a", num_bytes=10)
+    resident_set.pin(key("a"))
+    resident_set.lease(key("a"))
+
+    resident_set.discard(key("a"))
+    assert (tasks_of(resident_set), resident_set.is_pinned(key("a"))) == ("a", False)
+    if is_pinned_again:
+        resident_set.pin(key("a"))
+    resident_set.release(key("a"))
+
+    assert tasks_of(resident_set) == "a" * is_pinned_again
+
+
 class ResidentSetInUse(RuleBasedStateMachine):
     """Any sequence of calls on a resident set."""
 
