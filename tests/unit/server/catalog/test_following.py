@@ -356,29 +356,26 @@ def test_a_lease_counts_from_the_start_of_the_beat_also_if_that_takes_longer() -
     assert script.is_over
 
 
-def test_refused_beats_let_the_lease_end() -> None:
+@pytest.mark.parametrize(
+    ("error", "num_traces"),
+    [
+        (StoreUnavailableError("the index is gone"), 0),
+        (OSError(errno.EMFILE, "Too many open files"), 1),
+    ],
+)
+def test_refused_beats_let_the_lease_end_and_end_nothing_before(
+    error: Exception, num_traces: int, caplog: pytest.LogCaptureFixture
+) -> None:
     script = BeatScript()
     beat(script)
-    script.is_down = True
+    script.is_down, script.error = True, error
 
     script.clock.now = LEASE_S / 2
     beat(script)
-    assert not script.is_over
-
-    script.clock.now = LEASE_S
-    assert script.is_over
-
-
-def test_a_beat_without_free_descriptors_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    script = BeatScript()
-    beat(script)
-    script.is_down, script.error = True, OSError(errno.EMFILE, "Too many open files")
-
-    beat(script)
     beat(script)
 
     assert not script.is_over
-    assert caplog.text.count("Traceback") == 1
+    assert caplog.text.count("Traceback") == num_traces
     script.clock.now = LEASE_S
     assert script.is_over
 

@@ -51,7 +51,8 @@ async def refusals_of(bench: Bench[FakeEngine], asked: PredictionRequest) -> set
 
 async def test_a_cold_task_holds_back_no_line_of_a_hot_one(held: Held) -> None:
     bench, store, engine = await held("hot", "warm")
-    store.add("cold")
+    # Its version is known, so all are asked together.
+    await bench.facts.traffic([store.add("cold")], "a test")
     store.may_load.clear()
 
     async with aclosing(bench.service.stream(ask_for("cold", "hot", "warm"))) as results:
@@ -219,7 +220,7 @@ async def test_a_stream_is_too_late_at_once_only_if_all_of_its_tasks_are(held: H
 
 async def test_a_task_that_is_late_is_a_line_after_the_answers_of_others(held: Held) -> None:
     bench, store, _ = await held("hot")
-    store.add("cold")
+    await bench.facts.traffic([store.add("cold")], "a test")
     store.may_load.clear()
 
     asked = ask_for("cold", "hot", deadline_s=0.2)
@@ -227,6 +228,7 @@ async def test_a_task_that_is_late_is_a_line_after_the_answers_of_others(held: H
 
     store.may_load.set()
     assert found == ["hot", "deadline_exceeded"]
+    assert bench.residency.evict("hot") == (1,)
 
 
 async def test_names_that_were_not_looked_up_in_time_become_no_labels(held: Held) -> None:

@@ -314,19 +314,6 @@ async def test_evicting_a_task_drops_all_its_versions_or_none(store: FakeStore) 
     assert observer.evicted == ["tone", "tone"]
 
 
-async def test_a_load_waits_for_room_until_a_lease_ends(store: FakeStore) -> None:
-    residency = make_residency(store, room_for=1)
-    used = await lease(residency, store, store.add("used"))
-    waiting = asyncio.create_task(lease(residency, store, store.add("cold")))
-    await settle()
-    assert (store.loaded, names(residency)) == (["used/1"], ["used/1"])
-
-    used.release()
-
-    assert (await waiting).task.manifest.task == "cold"
-    assert names(residency) == ["cold/1"]
-
-
 async def test_more_versions_than_fit_are_served_one_after_the_other(store: FakeStore) -> None:
     observer = RecordingObserver()
     residency = make_residency(store, room_for=3, observer=observer)

@@ -199,15 +199,6 @@ def test_each_batch_belongs_to_one_backbone_and_every_row_is_computed(
         assert number <= OLDEST_EVERY * len(rows)
 
 
-def test_a_shadow_of_another_backbone_is_left_out() -> None:
-    plan = plan_batch(Queues([waiting_row("tone", 1)]), limits=LIMITS)
-    shadow = changed(waiting_row("tone", 1), backbone="other")
-
-    filled = add_shadows(plan, [shadow], limits=LIMITS, rules=TurnRules())
-
-    assert filled.batch == plan.batch
-
-
 @pytest.mark.parametrize("token_cost", [1.0, 0.1])
 def test_the_bound_of_the_work_counts_tokens_of_the_backbone_of_the_batch(
     token_cost: float,
