@@ -27,7 +27,8 @@ from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.importing import import_folder
 from nunatak_exchange.transformers_export import export_transformers
 from nunatak_model import Backbone, load_backbone
-from nunatak_server.outputs.entities import find_entities, window_of
+from nunatak_server.outputs.entities import find_entities
+from nunatak_server.outputs.outputs import window_of
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC-X", "B-", "plain")
 AGGREGATIONS = [it for it in AggregationStrategy if it is not AggregationStrategy.WORD]

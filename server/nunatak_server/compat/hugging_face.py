@@ -30,7 +30,7 @@ from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import PathReference, Routed, Unrouted, ask_task, runtime_of
 from nunatak_server.http.replies import inputs_of, reply
 from nunatak_server.outputs.entities import AnswerScore
-from nunatak_server.outputs.scores import DocumentScore
+from nunatak_server.outputs.outputs import DocumentScore
 from nunatak_server.predict.types import TaskPrediction, as_sent
 from nunatak_server.runtime import Runtime
 

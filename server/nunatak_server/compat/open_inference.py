@@ -53,7 +53,7 @@ from nunatak_server.http.endpoints import (
 )
 from nunatak_server.http.middleware import media_type_of
 from nunatak_server.http.replies import inputs_of, reply
-from nunatak_server.outputs.scores import LabelScore
+from nunatak_server.outputs.outputs import LabelScore
 from nunatak_server.predict.types import TaskPrediction
 
 Size = Annotated[int, Field(ge=1, le=MAX_ITEMS)]

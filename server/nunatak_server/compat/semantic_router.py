@@ -50,7 +50,7 @@ from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of
 from nunatak_server.http.problems import problem_of
 from nunatak_server.http.replies import TASK_VERSION_HEADER, inputs_of, reply
 from nunatak_server.outputs.entities import EntityGroup
-from nunatak_server.outputs.scores import DocumentScore, LabelScore, apply_function
+from nunatak_server.outputs.outputs import DocumentScore, LabelScore, apply_function
 from nunatak_server.predict.types import Embeddings, Handling, TaskPrediction
 from nunatak_server.scheduler.turns import within
 

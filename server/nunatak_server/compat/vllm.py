@@ -32,7 +32,7 @@ from nunatak_server.http.access import caller_of, request_id_of
 from nunatak_server.http.endpoints import Routed, ask_task, runtime_of
 from nunatak_server.http.replies import reply, timing_headers
 from nunatak_server.outputs.entities import Entity
-from nunatak_server.outputs.scores import DocumentScore, LabelScore
+from nunatak_server.outputs.outputs import DocumentScore, LabelScore
 from nunatak_server.predict.types import Handling, TaskPrediction
 from nunatak_server.scheduler.turns import within
 

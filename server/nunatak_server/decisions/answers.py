@@ -13,7 +13,7 @@ from typing import cast
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import Outcome, QuestionCard, TypedQuestion
-from nunatak_server.outputs.scores import LabelScore
+from nunatak_server.outputs.outputs import LabelScore
 from nunatak_server.predict.types import StageTimes, TaskPrediction
 
 

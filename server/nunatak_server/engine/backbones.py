@@ -41,8 +41,7 @@ from nunatak_model import (
 )
 from nunatak_model.layer import OwnLayer
 from nunatak_server.engine.compute import BackboneInUse
-from nunatak_server.scheduler import rows
-from nunatak_server.scheduler.rows import RowBackbone
+from nunatak_server.scheduler.rows import ANONYMOUS, PendingRow, Priority, RowBackbone, row_spec
 from nunatak_server.settings import ServerSettings
 from nunatak_versions.versions import backbone_mismatch
 
@@ -179,14 +178,11 @@ class Backbones:
     def of(self, manifest: TaskManifest) -> Backbone:
         found = self._by_digest.get(manifest.backbone.digest)
         if found is None:
-            raise self.mismatch(manifest)
+            raise backbone_mismatch(manifest, self)
         return found
 
     def in_use(self, backbone: Backbone) -> BackboneInUse:
         return self._in_use[backbone.digest]
-
-    def mismatch(self, manifest: TaskManifest) -> NunatakError:
-        return backbone_mismatch(manifest, self)
 
     def named(self, name: str) -> Backbone:
         for backbone in self:
@@ -313,23 +309,23 @@ def warm_up_tasks(backbone: Backbone) -> list[Branch]:
 
 
 def warm_up_batches(
-    backbone: Backbone, tasks: Sequence[Branch], *, known: rows.RowBackbone
-) -> Iterator[list[rows.PendingRow]]:
+    backbone: Backbone, tasks: Sequence[Branch], *, known: RowBackbone
+) -> Iterator[list[PendingRow]]:
     batches = [(WARM_UP_TOKENS[0], tasks)] if tasks else []
     batches += [(num_tokens, [warm_up_branch(backbone)]) for num_tokens in WARM_UP_TOKENS]
     for num_tokens, branches in batches:
         max_length = min(num_tokens, backbone.config.max_tokens)
         (encoding,) = backbone.tokenizer.encode([WARM_UP_TEXT], max_length=max_length)
-        spec = rows.row_spec(
+        spec = row_spec(
             encoding,
             known.num_layers,
             backbone=known,
             group=-1,
-            caller=rows.ANONYMOUS,
-            priority=rows.Priority.NORMAL,
+            caller=ANONYMOUS,
+            priority=Priority.NORMAL,
         )
         yield [
-            rows.PendingRow(
+            PendingRow(
                 spec, task="warm-up", version=0, branch=it, deadline=math.inf, submitted_at=0.0
             )
             for it in branches

@@ -20,8 +20,7 @@ from nunatak_contract.policies import Condition, find_misfit, group_of
 from nunatak_contract.requests import Input
 from nunatak_model import Encoding
 from nunatak_model.text.encoding import is_unspaced
-from nunatak_server.outputs.entities import window_of
-from nunatak_server.outputs.scores import apply_function, default_function, predicted_of, softmax
+from nunatak_server.outputs.outputs import apply_function, default_function, predicted_of, window_of
 from nunatak_server.tokenization import Encodings
 
 JOINERS: Final = frozenset(".@-_'\u2019\u2010\u2012\u2013\u2044\u2212+/\\:&=?#%~*\u00b7")
@@ -143,8 +142,10 @@ def _tokens(text: str, encoding: Encoding, logits: Sequence[float]) -> list[_Tok
     alignment = window.alignment
     places = (_trimmed(text, *it) for it in alignment.offsets)
     return [
-        _Token(start=start, end=end, scores=softmax(row))
-        for origin, (start, end), row in zip(alignment.text_ids, places, window.logits, strict=True)
+        _Token(start=start, end=end, scores=scores)
+        for origin, (start, end), scores in zip(
+            alignment.text_ids, places, window.scores, strict=True
+        )
         if origin is not None and start < end
     ]
 

@@ -1,6 +1,6 @@
 """Token classification: labelled tokens, words or groups of words, with their place in the text.
 
-`Window` holds the logits of one window of a text, token by token. The strategies follow every rule
+`Window` holds the scores of one window of a text, token by token. The strategies follow every rule
 of transformers' `TokenClassificationPipeline`. The strategy `word` is an addition: the first token
 of each word gives the word's label, as in training.
 
@@ -26,24 +26,14 @@ import numpy as np
 
 from nunatak_contract.enums import AggregationStrategy
 from nunatak_contract.requests import Parameters
-from nunatak_model import Alignment, Encoding
-from nunatak_server.outputs.scores import softmax
+from nunatak_model import Alignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     alignment: Alignment
-    logits: tuple[Sequence[float], ...]
-
-
-def window_of(encoding: Encoding, logits: Sequence[float]) -> Window:
-    alignment = encoding.alignment
-    assert alignment is not None, "heads that read tokens need aligned encodings"  # noqa: S101
-    width = len(logits) // encoding.num_tokens
-    return Window(
-        alignment=alignment,
-        logits=tuple(logits[begin : begin + width] for begin in range(0, len(logits), width)),
-    )
+    scores: tuple[list[float], ...]
+    """The probability of each label, by token."""
 
 
 Join = Callable[[Sequence[str]], str]
@@ -125,9 +115,9 @@ def _tokens(window: Window) -> list[_Token]:
             continues_word=alignment.continues_word[index],
             start=alignment.offsets[index][0],
             end=alignment.offsets[index][1],
-            scores=softmax(logits),
+            scores=scores,
         )
-        for index, logits in enumerate(window.logits)
+        for index, scores in enumerate(window.scores)
         if alignment.text_ids[index] is not None
     ]
 
@@ -255,12 +245,18 @@ def _claim(entity: Entity) -> tuple[int, float]:
     return entity["end"] - entity["start"], entity["score"]
 
 
-CONTEXT = 1
-"""Index of the context in the pair of question and context."""
-
 NO_ANSWER = (0, 0)
 
 Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanWindow:
+    """The probabilities that the answer begins or ends at token 0 or at a token of the context."""
+
+    alignment: Alignment
+    starts: Mapping[int, float]
+    ends: Mapping[int, float]
 
 
 class AnswerScore(TypedDict):
@@ -273,16 +269,15 @@ class AnswerScore(TypedDict):
 
 
 def best_answers(
-    windows: Iterable[Window], context: str, *, options: Parameters
+    windows: Iterable[SpanWindow], context: str, *, options: Parameters
 ) -> list[AnswerScore]:
     """Return the best parts of the context, best first; none if the context has no tokens."""
     scores = dict[Span, float]()
     no_answer = 1.0
     for window in windows:
-        starts, ends = _probabilities(window)
-        no_answer = min(no_answer, starts[0] * ends[0])
+        no_answer = min(no_answer, window.starts[0] * window.ends[0])
         # No other span of the window is among the best of all windows.
-        for span, score in _best_spans(window.alignment, starts, ends, options):
+        for span, score in _best_spans(window, options):
             scores[span] = max(score, scores.get(span, score))
     if options.handle_impossible_answer:
         scores[NO_ANSWER] = no_answer
@@ -293,23 +288,8 @@ def best_answers(
     ]
 
 
-def _probabilities(window: Window) -> tuple[Mapping[int, float], Mapping[int, float]]:
-    texts = window.alignment.text_ids
-    tokens = [0, *(token for token, text in enumerate(texts) if text == CONTEXT)]
-    starts, ends = (
-        dict(zip(tokens, softmax([window.logits[token][side] for token in tokens]), strict=True))
-        for side in (0, 1)
-    )
-    return starts, ends
-
-
-def _best_spans(
-    alignment: Alignment,
-    starts: Mapping[int, float],
-    ends: Mapping[int, float],
-    options: Parameters,
-) -> Iterator[tuple[Span, float]]:
-    _, *tokens = starts
+def _best_spans(window: SpanWindow, options: Parameters) -> Iterator[tuple[Span, float]]:
+    alignment, (_, *tokens) = window.alignment, window.starts
     places = _words(alignment) if options.align_to_words else alignment.offsets
     begins, begin_of = np.unique([places[token][0] for token in tokens], return_inverse=True)
     finishes, finish_of = np.unique([places[token][1] for token in tokens], return_inverse=True)
@@ -322,8 +302,8 @@ def _best_spans(
     first, last = first[is_part], last[is_part]
     if not len(first):
         return
-    scores = np.array([starts[token] for token in tokens])[first]
-    scores *= np.array([ends[token] for token in tokens])[last]
+    scores = np.array([window.starts[token] for token in tokens])[first]
+    scores *= np.array([window.ends[token] for token in tokens])[last]
     # Tokens may share words or characters, so different tokens can give the same span. The number
     # of a span counts its begin and its end, from the least end of any span with this begin.
     row, column = begin_of[first], finish_of[last]

@@ -18,27 +18,26 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, NotRequired, TypedDict, assert_never
 
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong, ProblemType
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Input, Parameters, Query, Question
 from nunatak_contract.wire import PredictedValue
+from nunatak_model import Alignment, Encoding
 from nunatak_server.outputs.entities import (
     AnswerScore,
     Entity,
     Join,
+    SpanWindow,
+    Window,
     best_answers,
     find_entities,
-    window_of,
 )
-from nunatak_server.outputs.scores import DocumentScore, LabelScore, label_scores, rank_documents
 from nunatak_server.tokenization import Encodings, Reading, default_stride
 
 Logits = Sequence[float]
-Output = list[LabelScore] | list[Entity] | list[AnswerScore] | list[DocumentScore]
-"""The answer of one task to one input, by the kind of the head."""
 
 MAX_LOGITS_ON_LOOP: Final = 500
 """Most logits whose outputs are made on the event loop, in about a millisecond."""
@@ -46,9 +45,113 @@ SPANS_PER_LOGIT: Final = 4
 """Number of spans that take the time of one logit."""
 LOGITS_PER_ROW: Final = 8
 """Number of logits that take the time of a row, whatever its number of logits."""
-
-
+CONTEXT: Final = 1
+"""Index of the context in the pair of question and context."""
 DEFAULT_OPTIONS: Final = Parameters()
+
+
+def apply_function(function: FunctionToApply, logits: Logits) -> list[float]:
+    """Turn logits that belong together into scores; softmax makes them a distribution."""
+    match function:
+        case FunctionToApply.SOFTMAX:
+            return softmax(logits)
+        case FunctionToApply.SIGMOID:
+            return [_sigmoid(logit) for logit in logits]
+        case FunctionToApply.NONE:
+            return list(logits)
+        case _:
+            assert_never(function)
+
+
+def softmax(logits: Logits) -> list[float]:
+    largest = max(logits)
+    weights = [math.exp(logit - largest) for logit in logits]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def _sigmoid(logit: float) -> float:
+    # exp never overflows for a non-positive argument.
+    if logit >= 0:
+        return 1 / (1 + math.exp(-logit))
+    weight = math.exp(logit)
+    return weight / (1 + weight)
+
+
+class LabelScore(TypedDict):
+    label: str
+    score: float
+
+
+def label_scores(
+    logits: Logits, head: HeadRecord, options: Parameters
+) -> tuple[list[LabelScore], PredictedValue]:
+    """Return the labels by score, best first, and what is predicted, whatever the options."""
+    default = default_function(head.problem_type)
+    function = options.function_to_apply or default
+    own = apply_function(default, logits)
+    scores = own if function is default else apply_function(function, logits)
+    ranked = sorted(zip(head.labels, scores, strict=True), key=lambda pair: -pair[1])
+    shown = [LabelScore(label=label, score=score) for label, score in ranked[: options.top_k]]
+    return shown, predicted_of(logits, own, head)
+
+
+def default_function(problem_type: ProblemType | None) -> FunctionToApply:
+    match problem_type:
+        case ProblemType.SINGLE_LABEL | None:
+            return FunctionToApply.SOFTMAX
+        case ProblemType.MULTI_LABEL:
+            return FunctionToApply.SIGMOID
+        case ProblemType.REGRESSION:
+            return FunctionToApply.NONE
+
+
+def predicted_of(logits: Logits, scores: Sequence[float], head: HeadRecord) -> PredictedValue:
+    """Return the best label, all labels that reach their thresholds, or the value.
+
+    `scores` are those of the default function.
+    """
+    match head.problem_type:
+        case ProblemType.REGRESSION:
+            return logits[0]
+        case ProblemType.MULTI_LABEL:
+            scored = zip(head.labels, scores, strict=True)
+            found = [it for it in scored if it[1] >= head.threshold(it[0])]
+            return tuple(label for label, _ in sorted(found, key=lambda it: -it[1]))
+        case ProblemType.SINGLE_LABEL | None:
+            return head.labels[logits.index(max(logits))]
+
+
+class DocumentScore(TypedDict):
+    """One document by its position in the query, with its text only on request."""
+
+    index: int
+    score: float
+    document: NotRequired[str]
+
+
+def rank_documents(
+    logits: Logits,
+    documents: Sequence[str],
+    *,
+    default: FunctionToApply = FunctionToApply.SIGMOID,
+    options: Parameters,
+) -> list[DocumentScore]:
+    """Return the documents by logit, best first; ties keep the order of the query."""
+    scores = apply_function(options.function_to_apply or default, logits)
+    # Sorted by logits, because scores of large logits round to the same number.
+    order = sorted(range(len(documents)), key=lambda index: -logits[index])
+    ranked: list[DocumentScore] = []
+    for index in order[: options.top_k]:
+        found = DocumentScore(index=index, score=scores[index])
+        if options.return_documents:
+            found["document"] = documents[index]
+        ranked.append(found)
+    return ranked
+
+
+Output = list[LabelScore] | list[Entity] | list[AnswerScore] | list[DocumentScore]
+"""The answer of one task to one input, by the kind of the head."""
 
 
 def reading_of(manifest: TaskManifest, options: Parameters) -> Reading:
@@ -123,12 +226,14 @@ def _output(
     options: Parameters,
     join: Join,
 ) -> tuple[Output, PredictedValue | None]:
-    windows = (window_of(*it) for it in zip(encodings, logits, strict=True))
+    rows = zip(encodings, logits, strict=True)
     match head.kind, item:
         case HeadKind.TOKEN_CLASSIFICATION, str():
+            windows = (window_of(*it) for it in rows)
             return find_entities(windows, labels=head.labels, join=join, options=options), None
         case HeadKind.QUESTION_ANSWERING, Question():
-            return best_answers(windows, item.context, options=options), None
+            spans = (span_window_of(*it) for it in rows)
+            return best_answers(spans, item.context, options=options), None
         case HeadKind.RANKING, Query():
             scores = [combine_windows(it, head)[0] for it in _by_text(encodings, logits)]
             default = FunctionToApply(head.score.value)
@@ -137,6 +242,27 @@ def _output(
             return label_scores(combine_windows(list(logits), head), head, options)
         case _:
             raise AssertionError(f"a {head.kind} head cannot answer this kind of input")
+
+
+def window_of(encoding: Encoding, logits: Logits) -> Window:
+    width = len(logits) // encoding.num_tokens
+    rows = (logits[begin : begin + width] for begin in range(0, len(logits), width))
+    return Window(alignment=_aligned(encoding), scores=tuple(map(softmax, rows)))
+
+
+def span_window_of(encoding: Encoding, logits: Logits) -> SpanWindow:
+    alignment = _aligned(encoding)
+    tokens = [0, *(token for token, text in enumerate(alignment.text_ids) if text == CONTEXT)]
+    starts, ends = (
+        dict(zip(tokens, softmax([logits[2 * token + side] for token in tokens]), strict=True))
+        for side in (0, 1)
+    )
+    return SpanWindow(alignment=alignment, starts=starts, ends=ends)
+
+
+def _aligned(encoding: Encoding) -> Alignment:
+    assert encoding.alignment is not None, "heads that read tokens need alignments"  # noqa: S101
+    return encoding.alignment
 
 
 def _by_text(encodings: Encodings, logits: Iterable[Logits]) -> list[list[Logits]]:

@@ -1,1 +1,1 @@
-"""One request without HTTP. Read in order: `types`, `service`, `prepare`, `ask`, `arrivals`."""
+"""One request without HTTP. Read in order: `types`, `service`, `prepare`, `ask`."""

@@ -3,9 +3,12 @@
 resolve -> choose a version -> tokenize -> plan rows
 """
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, count
+from typing import Final
 
 from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import InvalidNameError, NunatakError
@@ -19,7 +22,7 @@ from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
 from nunatak_server.outputs.outputs import on_long_of, reading_of, work_of
-from nunatak_server.predict.known_rows import KnownRows
+from nunatak_server.predict.growing import KnownRows
 from nunatak_server.predict.types import (
     BACKBONE,
     Asked,
@@ -28,7 +31,7 @@ from nunatak_server.predict.types import (
     PredictionRequest,
     TaskFailure,
 )
-from nunatak_server.rollouts.rollouts import Rollouts, ShadowRun
+from nunatak_server.rollouts.rollouts import Arm, Rollouts, ShadowRun
 from nunatak_server.scheduler.admission import Permit
 from nunatak_server.scheduler.rows import (
     ANONYMOUS,
@@ -49,15 +52,65 @@ from nunatak_server.tokenization import (
     find_cut,
     find_misfit,
 )
+from nunatak_versions.versions import backbone_mismatch
 
 # After any other error of a look-up, the task exists.
 UNPROVEN_TASK = (TaskNotFoundError, StoreUnavailableError)
 
 
+POINT_BYTES: Final = 6
+"""A float holds 48 bits exactly, so no point rounds up to 1."""
 Name = Callable[[str, str], None]
 """Receives each reference whose task exists, and the name of the task."""
 Encoded = Mapping[Reading, list[Encodings]]
 """The encodings of each input, by reading."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    manifest: TaskManifest
+    arm: Arm | None = None
+    """The answering version; None if the alias has no canary."""
+    shadow: TaskManifest | None = None
+
+
+def choose(
+    traffic: Traffic,
+    *,
+    routing_key: str,
+    draw: Callable[[], float],
+    may_answer: Callable[[TaskManifest], bool],
+) -> Chosen:
+    """Choose the versions for one request.
+
+    A routing key makes the choice sticky. For each canary version, a key has one fixed point in
+    [0, 1). The canary answers while this point is below the canary's share. Therefore:
+
+    - equal keys get one version while the canary runs, on every server and after every restart;
+    - a larger share moves keys to the canary, and moves no key back;
+    - the points of different canaries are independent, so different callers try different canaries.
+
+    While the canary may not answer, the alias's own version gets the canary's share. The shadow
+    runs only where the alias's own version answers, because a report compares these two versions.
+    """
+    canary, shadow = traffic.canary, traffic.shadow
+    arm = None if canary is None else Arm.ALIAS
+    if canary is not None:
+        point = point_of(routing_key, canary.manifest)
+        if point < canary.share and may_answer(canary.manifest):
+            return Chosen(manifest=canary.manifest, arm=Arm.CANARY)
+    runs_shadow = shadow is not None and draw() < shadow.share
+    return Chosen(
+        manifest=traffic.manifest,
+        arm=arm,
+        shadow=shadow.manifest if shadow is not None and runs_shadow else None,
+    )
+
+
+def point_of(routing_key: str, canary: TaskManifest) -> float:
+    """Return the point of a key in [0, 1): uniform over keys, fixed for each canary version."""
+    digest = hashlib.sha256(f"{canary.reference}\0{routing_key}".encode()).digest()
+    return int.from_bytes(digest[:POINT_BYTES], "big") / 256**POINT_BYTES
 
 
 class _Rows:
@@ -290,11 +343,16 @@ class Preprocessor:
         problem = problem or _find_lateness(request, manifest.task, permit)
         if problem:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
-        chosen = self._rollouts.choose(traffic, routing_key=request.handling.routing_key)
+        chosen = choose(
+            traffic,
+            routing_key=request.handling.routing_key,
+            draw=self._rollouts.draw,
+            may_answer=self._rollouts.may_answer,
+        )
         manifest, shadow = chosen.manifest, chosen.shadow
         digest = manifest.backbone.digest
         if digest not in self._row_backbones:
-            missing = self._backbones.mismatch(manifest)
+            missing = backbone_mismatch(manifest, self._backbones)
             return TaskFailure(reference=text, error=missing, task=manifest.task)
         if request.growing is not None:
             # A comparison needs the whole text, which the stream may never reach.

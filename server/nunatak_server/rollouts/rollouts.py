@@ -4,54 +4,43 @@ A shadow is a candidate that runs on the texts of the answering version. The eng
 both versions together, so they share trunk rows in one batch. No request waits for a shadow: one
 background task for each run awaits both versions and compares their outputs.
 
-`choose` picks the version, and decides whether the shadow runs. A routing key makes the choice
-sticky. For each canary version, a key has one fixed point in [0, 1). The canary answers while this
-point is below the canary's share. Therefore:
-
-- equal keys get one version while the canary runs, on every server and after every restart;
-- a larger share moves keys to the canary, and moves no key back;
-- the points of different canaries are independent, so different callers try different canaries.
+A canary answers once it has passed its parity probe here. `ShadowComparison` is the report of one
+shadow so far.
 """
 
 import asyncio
-import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from itertools import count
-from typing import Final
+from operator import itemgetter
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from cachetools import LRUCache
 
+from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import Input
-from nunatak_registry import Traffic
+from nunatak_contract.requests import Input, Parameters
 from nunatak_server.errors import OutOfMemoryError, TaskDoesNotFitError, TaskError
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, Output, outputs_of, work_of
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
-from nunatak_server.rollouts.comparison import (
-    FULL_OPTIONS,
-    Comparison,
-    ShadowComparison,
-    compare_outputs,
-)
 from nunatak_server.scheduler.rows import ANONYMOUS, PendingRow, RowAnswer, RowOutcome, RowSpec
 from nunatak_server.scheduler.turns import Turns
-from nunatak_server.telemetry.metrics import Metrics
+from nunatak_server.telemetry.metrics import DRIFT_BOUNDS, Metrics
 from nunatak_server.tokenization import Encodings
 
 logger = logging.getLogger(__name__)
 
-POINT_BYTES: Final = 6
-"""A float holds 48 bits exactly, so no point rounds up to 1."""
 OWN_KEYS: Final = map(f"{uuid4().hex}-{{}}".format, count())
 """Routing keys of requests without one; a random key would be a system call for each request."""
 RETRY_S: Final = 5.0
@@ -65,46 +54,6 @@ class Arm(StrEnum):
 
     ALIAS = "alias"
     CANARY = "canary"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    manifest: TaskManifest
-    arm: Arm | None = None
-    """The answering version; None if the alias has no canary."""
-    shadow: TaskManifest | None = None
-
-
-def choose(
-    traffic: Traffic,
-    *,
-    routing_key: str,
-    draw: Callable[[], float],
-    may_answer: Callable[[TaskManifest], bool],
-) -> Chosen:
-    """Choose the versions for one request.
-
-    While the canary may not answer, the alias's own version gets the canary's share. The shadow
-    runs only where the alias's own version answers, because a report compares these two versions.
-    """
-    canary, shadow = traffic.canary, traffic.shadow
-    arm = None if canary is None else Arm.ALIAS
-    if canary is not None:
-        point = point_of(routing_key, canary.manifest)
-        if point < canary.share and may_answer(canary.manifest):
-            return Chosen(manifest=canary.manifest, arm=Arm.CANARY)
-    runs_shadow = shadow is not None and draw() < shadow.share
-    return Chosen(
-        manifest=traffic.manifest,
-        arm=arm,
-        shadow=shadow.manifest if shadow is not None and runs_shadow else None,
-    )
-
-
-def point_of(routing_key: str, canary: TaskManifest) -> float:
-    """Return the point of a key in [0, 1): uniform over keys, fixed for each canary version."""
-    digest = hashlib.sha256(f"{canary.reference}\0{routing_key}".encode()).digest()
-    return int.from_bytes(digest[:POINT_BYTES], "big") / 256**POINT_BYTES
 
 
 class CandidateValidation:
@@ -161,6 +110,131 @@ class CandidateValidation:
         self._validated[key_of(manifest)] = None
 
 
+FULL_OPTIONS: Final = Parameters(ignore_labels=[])
+"""All that a head can output: a score for each label, a label for each token."""
+
+Items = Sequence[Mapping[str, Any]]
+Name = TypeVar("Name")
+PLACE: Final = itemgetter("start", "end")
+NAMES: Final = {
+    HeadKind.SEQUENCE_CLASSIFICATION: itemgetter("label"),
+    HeadKind.QUESTION_ANSWERING: PLACE,
+    HeadKind.RANKING: itemgetter("index"),
+}
+"""What tells the items of an output apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    agreement: float
+    """1 for equal answers, else 0; for token labels the share of tokens with equal labels."""
+    drifts: tuple[float, ...]
+    """Absolute differences of the scores."""
+
+    @property
+    def max_drift(self) -> float:
+        return max(self.drifts, default=0.0)
+
+
+def compare_outputs(
+    head: HeadRecord, output: Output, shadow_head: HeadRecord, shadow: Output, *, tolerance: float
+) -> Comparison:
+    """Compare two outputs made with `FULL_OPTIONS` by heads of one kind and problem.
+
+    Equal are the same label, labels, best span or first document, and values within `tolerance`. A
+    label that one version lacks has the score 0 there.
+    """
+    if head.kind is HeadKind.TOKEN_CLASSIFICATION:
+        return _compare_tokens(output, shadow)
+    name = NAMES[head.kind]
+    scores, others = ({name(it): it["score"] for it in items} for items in (output, shadow))
+    match head.kind:
+        case HeadKind.SEQUENCE_CLASSIFICATION:
+            return _compare_labels((head, scores), (shadow_head, others), tolerance)
+        case HeadKind.QUESTION_ANSWERING:
+            best, other = _first(scores), _first(others)
+            drifts = () if best is None or other is None else (abs(scores[best] - others[other]),)
+            return Comparison(agreement=float(best == other), drifts=drifts)
+        case _:
+            is_equal = _first(scores) == _first(others)
+            return Comparison(agreement=float(is_equal), drifts=_drifts(scores, others))
+
+
+def _compare_labels(
+    own: tuple[HeadRecord, Mapping[str, float]],
+    other: tuple[HeadRecord, Mapping[str, float]],
+    tolerance: float,
+) -> Comparison:
+    (head, scores), (_, shadow) = own, other
+    match head.problem_type:
+        case ProblemType.REGRESSION:
+            # Each output has one value, and the names of the two values may differ.
+            (value,), (shadow_value,) = scores.values(), shadow.values()
+            drift = abs(value - shadow_value)
+            return Comparison(agreement=float(drift <= tolerance), drifts=(drift,))
+        case ProblemType.MULTI_LABEL:
+            is_equal = _applying(*own) == _applying(*other)
+        case ProblemType.SINGLE_LABEL | None:
+            is_equal = _first(scores) == _first(shadow)
+    return Comparison(agreement=float(is_equal), drifts=_drifts(scores, shadow))
+
+
+def _compare_tokens(output: Items, shadow: Items) -> Comparison:
+    own, other = ({PLACE(it): it for it in items} for items in (output, shadow))
+    pairs = [(own[place], other[place]) for place in own.keys() & other.keys()]
+    num_equal = sum(one["entity"] == two["entity"] for one, two in pairs)
+    num_tokens = len(own.keys() | other.keys())
+    return Comparison(
+        agreement=num_equal / num_tokens if num_tokens else 1.0,
+        drifts=tuple(abs(one["score"] - two["score"]) for one, two in pairs),
+    )
+
+
+def _first(scores: Mapping[Name, float]) -> Name | None:
+    return next(iter(scores), None)
+
+
+def _drifts(scores: Mapping[Name, float], shadow: Mapping[Name, float]) -> tuple[float, ...]:
+    names = {**scores, **shadow}
+    return tuple(abs(scores.get(name, 0.0) - shadow.get(name, 0.0)) for name in names)
+
+
+def _applying(head: HeadRecord, scores: Mapping[str, float]) -> set[str]:
+    return {label for label, score in scores.items() if score >= head.threshold(label)}
+
+
+@dataclass(slots=True, kw_only=True)
+class ShadowComparison:
+    """The comparison of one shadow with one version so far. Counts are inputs."""
+
+    compared: int = 0
+    agreed: float = 0.0
+    errors: int = 0
+    dropped: int = 0
+    num_scores: int = 0
+    drift_sum: float = 0.0
+    max_drift: float | None = None
+    drift_counts: list[int] = field(default_factory=lambda: [0] * (len(DRIFT_BOUNDS) + 1))
+    """Inputs by the largest drift of their scores: a count for each bound, and one above."""
+
+    @property
+    def agreement(self) -> float | None:
+        return self.agreed / self.compared if self.compared else None
+
+    @property
+    def mean_drift(self) -> float | None:
+        return self.drift_sum / self.num_scores if self.num_scores else None
+
+    def add(self, comparison: Comparison) -> None:
+        self.compared += 1
+        self.agreed += comparison.agreement
+        self.num_scores += len(comparison.drifts)
+        self.drift_sum += sum(comparison.drifts)
+        if comparison.drifts:
+            self.max_drift = max(self.max_drift or 0.0, comparison.max_drift)
+        self.drift_counts[bisect_left(DRIFT_BOUNDS, comparison.max_drift)] += 1
+
+
 PAUSE_S: Final = 60.0
 """Pause of a failed shadow, because each batch that fails is computed twice."""
 MAX_RUNNING: Final = 64
@@ -186,7 +260,7 @@ class ShadowRun:
 
 
 class Rollouts:
-    """Chooses the answering version, runs shadows, and adds up the reports of shadows.
+    """Validates canaries, runs shadows, and adds up the reports of shadows.
 
     Only the event loop thread may use it.
     """
@@ -203,7 +277,7 @@ class Rollouts:
     ) -> None:
         """`tolerance` is the largest difference of regression values that counts as agreement."""
         self._validation = CandidateValidation(residency, clock=clock)
-        self.choose = partial(choose, draw=draw, may_answer=self._validation.is_validated)
+        self.draw, self.may_answer = draw, self._validation.is_validated
         self._reports = LRUCache[tuple[VersionKey, VersionKey], ShadowComparison](MAX_PAIRS)
         """By the version that answered, and the shadow."""
         self._turns = turns

@@ -129,37 +129,30 @@ async def test_answers_are_parts_of_the_context(client: httpx.AsyncClient) -> No
         assert len(item["answer"].replace(" ", "")) <= 3
 
 
+NO_INPUT = 'expected a text, or an object such as {"text": ..., "text_pair": ...}, got '
+
+
 @pytest.mark.parametrize(
-    ("inputs", "location"),
+    ("inputs", "place", "message"),
     [
-        ({"question": "who?"}, "body.inputs.question.context"),
-        ({"query": "who?", "documents": []}, "body.inputs.query.documents"),
-        ({"query": "who?", "documents": ["a", 1]}, "body.inputs.query.documents.1"),
-        ([{"question": "who?", "context": "x", "text": "y"}], "body.inputs.list.0.question.text"),
+        ({"question": "who?"}, "question.context", ""),
+        ({"query": "who?", "documents": []}, "query.documents", ""),
+        ({"query": "who?", "documents": ["a", 1]}, "query.documents.1", ""),
+        ([{"question": "who?", "context": "x", "text": "y"}], "list.0.question.text", ""),
+        ([["a", "b"]], "list.0", NO_INPUT + "a list"),
+        (["a", 3], "list.1", NO_INPUT + "a number"),
+        (3, "", NO_INPUT + "a number"),
+        (None, "", NO_INPUT + "nothing"),
     ],
 )
-async def test_errors_speak_of_the_kind_that_was_meant(
-    client: httpx.AsyncClient, inputs: object, location: str
+async def test_errors_speak_of_the_kind_that_was_meant_or_say_what_an_input_is(
+    client: httpx.AsyncClient, inputs: object, place: str, message: str
 ) -> None:
-    answer = await client.post(f"/v1/tasks/{ANSWERS}/predict", json={"inputs": inputs})
+    refused = await post(client, f"/v1/tasks/{ANSWERS}/predict", {"inputs": inputs}, 422)
 
-    assert answer.status_code == 422
-    assert [item["location"] for item in answer.json()["errors"]] == [location]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "kind"),
-    [([["a", "b"]], "a list"), (["a", 3], "a number"), (3, "a number"), (None, "nothing")],
-)
-async def test_what_is_no_input_is_told_what_an_input_is(
-    client: httpx.AsyncClient, inputs: object, kind: str
-) -> None:
-    answer = await client.post(f"/v1/tasks/{ANSWERS}/predict", json={"inputs": inputs})
-
-    assert answer.status_code == 422
-    (error,) = answer.json()["errors"]
-    expected = 'expected a text, or an object such as {"text": ..., "text_pair": ...}'
-    assert error["message"] == f"{expected}, got {kind}"
+    (error,) = refused["errors"]
+    assert error["location"] == f"body.inputs.{place}".rstrip(".")
+    assert error["message"] == message or not message
 
 
 async def test_queries_count_as_inputs_and_their_documents_together(

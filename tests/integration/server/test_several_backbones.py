@@ -205,9 +205,12 @@ def test_the_command_serves_the_backbones_of_its_options(tmp_path: Path) -> None
         httpx.Client(base_url=server.address, timeout=60) as client,
     ):
         answer = client.post("/v1/predict", json={"inputs": TEXTS, "tasks": ["tone", "topic"]})
+        info = client.get("/info").json()
 
     assert answer.status_code == 200
     assert [it["task"] for it in answer.json()["results"]] == ["tone", "topic"]
+    digests = [it["digest"] for it in (info["backbone"], *info["other_backbones"])]
+    assert digests == [load_backbone(it).digest for it in folders]
 
 
 def test_backbones_that_tasks_cannot_tell_apart_are_refused(first: Backbone) -> None:
@@ -246,12 +249,7 @@ async def test_an_older_registrys_shadow_on_another_backbone_disturbs_no_request
     assert f"{dropped} {len(TEXTS)}.0" in metrics
 
 
-def test_backbones_of_the_settings_are_loaded_in_their_order(tmp_path: Path) -> None:
-    folders = [save_tiny_backbone(tmp_path / name, seed=it) for it, name in enumerate("ab")]
-    settings = make_settings(backbone=str(folders[0]), other_backbones=str(folders[1]))
-
-    loaded = load_serving_backbones(settings)
-
-    assert [it.digest for it in loaded] == [load_backbone(it).digest for it in folders]
+def test_layers_are_cut_from_no_two_backbones() -> None:
+    settings = make_settings(backbone="one", other_backbones="two", backbone_layers=2)
     with raises("invalid_settings", match="backbone_layers"):
-        load_serving_backbones(settings.model_copy(update={"backbone_layers": 2}))
+        load_serving_backbones(settings)

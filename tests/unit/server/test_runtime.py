@@ -18,7 +18,6 @@ from doubles.tasks import publish_tiny_task, random_branch
 from nunatak_contract.methods import Bottleneck, HeadOnly, Lora, TopK
 from nunatak_model import Backbone, Branch, Row, convert_branch
 from nunatak_registry import Registry
-from nunatak_server import runtime as runtimes
 from nunatak_server.catalog.following import HoldRenewal, RegistryWatch
 from nunatak_server.engine import backbones
 from nunatak_server.engine.backbones import Backbones, load_on_own_thread, load_serving_backbone
@@ -105,23 +104,6 @@ async def test_a_server_that_follows_the_registry_no_more_is_not_ready_and_has_s
     monkeypatch.setattr(HoldRenewal, "run", run)
     with runtime_of(tmp_path, tiny_backbone(), on_fatal=lambda _: failed.set()) as runtime:
         await asyncio.wait_for(serve(runtime), 20)
-
-
-@pytest.mark.parametrize("kind", ["note", "change"])
-async def test_a_server_ends_also_while_its_registry_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setattr(runtimes, "PATIENCE_S", 0.1)
-    may_answer = threading.Event()
-    with runtime_of(tmp_path, tiny_backbone()) as runtime:
-        await runtime.start()
-        asked = asyncio.ensure_future(getattr(runtime.catalog, kind)(may_answer.wait))
-        await asyncio.sleep(0)
-        try:
-            await asyncio.wait_for(runtime.aclose(), 20)
-        finally:
-            may_answer.set()
-            await asked
 
 
 async def test_a_backbone_that_computes_nothing_finite_is_reported_at_the_start(

@@ -29,7 +29,6 @@ from nunatak_server.tokenization import (
     extent_of,
     find_cut,
     find_misfit,
-    texts_to_read,
 )
 
 REFUSED = {
@@ -152,22 +151,15 @@ async def test_inputs_are_encoded_once_per_reading() -> None:
     ids=["text", "texts", "pair", "query of each document"],
 )
 async def test_only_what_is_short_is_encoded_on_the_event_loop(inputs: Sequence[Input]) -> None:
-    encoder = SpyEncoder()
+    encoder, longest = SpyEncoder(), ["x" * MAX_CHARS_ON_LOOP]
 
+    await encoded(encoder, longest, a_reading(4))
     await encoded(encoder, inputs, a_reading(4))
-    await encoded(encoder, ["x" * MAX_CHARS_ON_LOOP], a_reading(4))
+    await encoded(encoder, longest, a_reading(4), a_reading(8))
 
-    (long, _), (short, _) = encoder.calls
-    assert long.startswith("nunatak-tokenize")
+    short, *long = (thread for thread, _ in encoder.calls)
     assert short == threading.current_thread().name
-
-
-async def test_what_is_short_for_one_reading_may_be_long_for_several() -> None:
-    encoder = SpyEncoder()
-
-    await encoded(encoder, ["x" * MAX_CHARS_ON_LOOP], a_reading(4), a_reading(8))
-
-    assert all(name.startswith("nunatak-tokenize") for name, _ in encoder.calls)
+    assert all(it.startswith("nunatak-tokenize") for it in long)
 
 
 class HeldUpEncoder(SpyEncoder):
@@ -298,16 +290,6 @@ async def test_the_position_of_a_text_that_no_tokenizer_reads_counts_inputs(size
         await encoded(GivesUp(), inputs, a_reading(16))
 
 
-def test_what_just_fits_is_not_too_long() -> None:
-    tokenizer = tiny_backbone().tokenizer
-
-    def cut_at(max_length: int) -> bool:
-        found = [(it,) for it in tokenizer.encode(["a", "a b"], max_length=max_length)]
-        return find_cut(found, max_length=max_length) is not None
-
-    assert [cut_at(length) for length in (3, 4, 5)] == [True, False, False]
-
-
 @pytest.mark.parametrize("max_length", [9, 16, 40, 200])
 @pytest.mark.parametrize("windows_are", ["plain", "aligned"])
 def test_the_extent_of_an_input_counts_each_token_once(max_length: int, windows_are: str) -> None:
@@ -359,9 +341,3 @@ def test_a_task_that_reads_one_form_of_text_refuses_the_other(reads: Reads, item
     head = HeadKind.SEQUENCE_CLASSIFICATION
 
     assert {it for it in ALL if find_misfit([it], head, reads) is None} == {item}
-
-
-def test_a_query_is_read_once_for_each_document() -> None:
-    assert texts_to_read(QUERY) == (("who?", "ann"), ("who?", "bob"))
-    assert texts_to_read(QUESTION) == (("who?", "ann"),)
-    assert texts_to_read("ann") == ("ann",)

@@ -15,6 +15,15 @@ from nunatak_server.catalog.catalog import NUM_LOOKS, Catalog
 from nunatak_server.residency.resident_set import key_of
 
 
+def publish_canary(registry: Registry, *seeds: int) -> None:
+    """Let the second of two versions be the canary of the first."""
+    for seed in seeds:
+        publish_one(registry, seed=seed)
+    registry.promote("intent", "prod", 1)
+    canary = Candidate(task="intent", alias="prod", role=CandidateRole.CANARY, version=2, share=0.5)
+    registry.rollouts.set(canary)
+
+
 async def test_what_versions_are_known_by_is_made_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,13 +44,7 @@ async def test_what_versions_are_known_by_is_made_off_the_event_loop(
 
     with Registry.open(tmp_path) as registry:
         # Manifests are parsed once in a process, so no other test may have these.
-        for seed in (7001, 7002):
-            publish_one(registry, seed=seed)
-        registry.promote("intent", "prod", 1)
-        canary = Candidate(
-            task="intent", alias="prod", role=CandidateRole.CANARY, version=2, share=0.5
-        )
-        registry.rollouts.set(canary)
+        publish_canary(registry, 7001, 7002)
         monkeypatch.setattr(TaskManifest, "content_digest", noted)
         catalog = Catalog(registry)
         await scenario(catalog)
@@ -85,14 +88,8 @@ async def test_no_kind_of_call_waits_for_another(tmp_path: Path) -> None:
 
 async def test_a_damaged_row_is_an_error_of_its_own_task_alone(tmp_path: Path) -> None:
     with opened(tmp_path) as (catalog, _):
-        for seed in (1, 2):
-            publish_one(catalog.registry, seed=seed)
+        publish_canary(catalog.registry, 1, 2)
         publish_one(catalog.registry, task="tone")
-        catalog.registry.promote("intent", "prod", 1)
-        canary = Candidate(
-            task="intent", alias="prod", role=CandidateRole.CANARY, version=2, share=0.5
-        )
-        catalog.registry.rollouts.set(canary)
         with closing(sqlite3.connect(tmp_path / "index.sqlite3")) as index:
             index.execute("UPDATE nunatak_candidates SET share = 'half'")
             index.commit()

@@ -15,7 +15,6 @@ from nunatak_server.catalog import following
 from nunatak_server.catalog.following import (
     ALONE_S,
     HOLD_S,
-    RENEWAL_S,
     RETRY_S,
     TOGETHER_S,
     HoldRenewal,
@@ -261,55 +260,48 @@ def test_what_fails_in_a_turn_is_done_in_a_later_one(
     assert caplog.text.count("Traceback") == num_logged
 
 
-def test_a_generation_that_went_back_is_a_restore(caplog: pytest.LogCaptureFixture) -> None:
-    found = follow([(9, "c"), (7, "a"), (8, "d")])
+@pytest.mark.parametrize("second", [(7, "a"), (9, "x")], ids=["went-back", "other-changes"])
+def test_a_generation_whose_number_has_not_grown_is_a_restore(
+    second: Turn, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = follow([(9, "c"), second, second, (10, "d")])
 
-    assert found.changes == [1, 2, 3]
+    assert found.changes == [1, 2, 4]
     assert found.restores == [2]
-    assert "was restored: its generation was 9 and is now 7" in caplog.text
+    assert second is not None
+    assert f"was restored: its generation was 9 and is now {second[0]}" in caplog.text
 
 
-def test_the_same_number_by_other_changes_is_a_restore() -> None:
-    found = follow([(9, "c"), (9, "x"), (9, "x")])
-
-    assert found.changes == [1, 2]
-    assert found.restores == [2]
-
-
-def test_what_is_loaded_is_held_and_what_is_evicted_let_go() -> None:
-    assert run(HoldScript(turns=[[], [A], [A], [A, B], [B], []])) == [
-        (1, {A}),
-        (3, {A, B}),
-        (4, {B}),
-        (5, set()),
-    ]
-
-
-def test_hold_is_renewed_well_before_it_ends() -> None:
-    taken = run(HoldScript(turns=[[A]] * 9, seconds_per_turn=RENEWAL_S / 2))
-
-    assert [turn for turn, _ in taken] == [0, 2, 4, 6, 8]
-    assert RENEWAL_S < HOLD_S / 2
-
-
-def test_refused_hold_is_tried_again_after_a_while() -> None:
-    script = HoldScript(turns=[[A]] * 6, seconds_per_turn=RETRY_S / 2, refusals=2)
-
-    assert run(script) == [(4, {A})]
+HOLDS = {
+    "what-is-loaded-and-no-more": (
+        HoldScript(turns=[[], [A], [A], [A, B], [B], []]),
+        [(1, {A}), (3, {A, B}), (4, {B}), (5, set())],
+    ),
+    "renewed-well-before-the-end": (
+        HoldScript(turns=[[A]] * 9, seconds_per_turn=HOLD_S / 6),
+        [(turn, {A}) for turn in (0, 2, 4, 6, 8)],
+    ),
+    "again-a-while-after-a-refusal": (
+        HoldScript(turns=[[A]] * 6, seconds_per_turn=RETRY_S / 2, refusals=2),
+        [(4, {A})],
+    ),
+    "again-at-once-after-a-restore": (HoldScript(turns=[[A]] * 6, lost_at=3), [(0, {A}), (3, {A})]),
+    "a-change-ends-the-wait-after-a-refusal": (
+        HoldScript(turns=[[A]] * 6, seconds_per_turn=RETRY_S / 10, refusals=1, lost_at=2),
+        [(2, {A})],
+    ),
+    "a-version-that-the-registry-lacks-is-asked-for-once": (
+        HoldScript(turns=[[A, B]] * 6, unnamed=[B]),
+        [(0, {A, B})],
+    ),
+}
 
 
-def test_holds_that_a_restore_took_are_written_again_at_once() -> None:
-    assert run(HoldScript(turns=[[A]] * 6, lost_at=3)) == [(0, {A}), (3, {A})]
-
-
-def test_a_change_ends_the_wait_after_a_refusal() -> None:
-    script = HoldScript(turns=[[A]] * 6, seconds_per_turn=RETRY_S / 10, refusals=1, lost_at=2)
-
-    assert run(script) == [(2, {A})]
-
-
-def test_a_version_that_the_registry_does_not_name_is_not_asked_for_with_each_turn() -> None:
-    assert run(HoldScript(turns=[[A, B]] * 6, unnamed=[B])) == [(0, {A, B})]
+@pytest.mark.parametrize(("script", "taken"), HOLDS.values(), ids=HOLDS)
+def test_versions_in_memory_are_held(
+    script: HoldScript, taken: list[tuple[int, set[tuple[str, int]]]]
+) -> None:
+    assert run(script) == taken
 
 
 def test_holds_that_have_run_out_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -344,11 +336,8 @@ async def test_the_wait_between_two_turns_ends_when_the_registry_changes() -> No
     await asyncio.wait([following])
 
 
-def test_end_of_the_process_lets_go() -> None:
+def test_end_of_the_process_lets_go_of_what_it_held() -> None:
     assert run(HoldScript(turns=[[A]]), release=True) == [(0, {A}), (1, set())]
-
-
-def test_process_that_held_nothing_writes_nothing() -> None:
     assert run(HoldScript(turns=[[], []]), release=True) == []
 
 
@@ -367,29 +356,26 @@ def test_a_lease_counts_from_the_start_of_the_beat_also_if_that_takes_longer() -
     assert script.is_over
 
 
-def test_refused_beats_let_the_lease_end() -> None:
+@pytest.mark.parametrize(
+    ("error", "num_traces"),
+    [
+        (StoreUnavailableError("the index is gone"), 0),
+        (OSError(errno.EMFILE, "Too many open files"), 1),
+    ],
+)
+def test_refused_beats_let_the_lease_end_and_end_nothing_before(
+    error: Exception, num_traces: int, caplog: pytest.LogCaptureFixture
+) -> None:
     script = BeatScript()
     beat(script)
-    script.is_down = True
+    script.is_down, script.error = True, error
 
     script.clock.now = LEASE_S / 2
     beat(script)
-    assert not script.is_over
-
-    script.clock.now = LEASE_S
-    assert script.is_over
-
-
-def test_a_beat_without_free_descriptors_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    script = BeatScript()
-    beat(script)
-    script.is_down, script.error = True, OSError(errno.EMFILE, "Too many open files")
-
-    beat(script)
     beat(script)
 
     assert not script.is_over
-    assert caplog.text.count("Traceback") == 1
+    assert caplog.text.count("Traceback") == num_traces
     script.clock.now = LEASE_S
     assert script.is_over
 

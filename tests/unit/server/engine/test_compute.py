@@ -81,19 +81,6 @@ def test_each_row_gets_its_own_logits_whatever_their_number(backbone: Backbone) 
         assert found == pytest.approx([float(logit) for logit in alone], abs=1e-4)
 
 
-def test_what_is_read_from_a_trunk_cache_changes_no_answer(backbone: Backbone) -> None:
-    rows = rows_of(backbone, "one", "another text")
-    trunk = TrunkCache(max_bytes=2**20)
-    compute = BatchCompute(backbone, trunk=trunk)
-
-    answers = [compute(rows) for _ in range(3)]
-
-    assert trunk.stats.hits == 2 * trunk.stats.misses > 0
-    for logits in answers:
-        for found, expected in zip(logits, BatchCompute(backbone)(rows), strict=True):
-            assert found == pytest.approx(expected, abs=1e-5)
-
-
 def test_a_trunk_state_is_held_once_it_was_computed_and_kept_and_never_without_a_cache(
     backbone: Backbone,
 ) -> None:
@@ -149,6 +136,7 @@ def test_a_batch_that_is_preempted_gives_the_same_bits_and_so_does_what_preempts
 ) -> None:
     rows, others = rows_of(backbone, "one"), rows_of(backbone, "another text")
     compute = BatchCompute(backbone)
+    assert compute.stops_between_layers
     found: list[list[list[float]]] = []
 
     def preempt() -> None:
@@ -269,48 +257,31 @@ def test_a_cuda_device_that_cannot_compute_is_refused_by_name_and_passed_over_by
 
 
 @pytest.mark.parametrize(
-    ("choice", "device", "dtype"),
+    ("choice", "device", "capability", "dtype", "num_warnings"),
     [
-        (ServingDtype.AUTO, "cpu", torch.float32),
-        (ServingDtype.BFLOAT16, "cpu", torch.bfloat16),
-        (ServingDtype.FLOAT16, "cuda", torch.float16),
-        (ServingDtype.FLOAT32, "cuda", torch.float32),
+        (ServingDtype.AUTO, "cpu", None, torch.float32, 0),
+        (ServingDtype.BFLOAT16, "cpu", None, torch.bfloat16, 0),
+        (ServingDtype.FLOAT16, "cuda", (7, 5), torch.float16, 0),
+        (ServingDtype.FLOAT32, "cuda", (9, 0), torch.float32, 0),
+        (ServingDtype.AUTO, "cuda", (7, 5), torch.float32, 0),
+        (ServingDtype.AUTO, "cuda", (8, 0), torch.bfloat16, 0),
+        (ServingDtype.AUTO, "cuda", (12, 0), torch.bfloat16, 0),
+        (ServingDtype.BFLOAT16, "cuda", (7, 5), torch.bfloat16, 1),
+        (ServingDtype.BFLOAT16, "cuda", (8, 0), torch.bfloat16, 0),
     ],
 )
-def test_auto_dtype_follows_the_device(
-    choice: ServingDtype, device: str, dtype: torch.dtype
+def test_auto_is_a_number_format_that_the_device_computes_itself_and_an_emulated_one_warns(
+    caplog: pytest.LogCaptureFixture,
+    choice: ServingDtype,
+    device: str,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    num_warnings: int,
 ) -> None:
-    assert resolve_dtype(choice, torch.device(device)) is dtype
-
-
-@pytest.mark.parametrize(
-    ("capability", "dtype"),
-    [((6, 1), torch.float32), ((7, 5), torch.float32)]
-    + [(it, torch.bfloat16) for it in ((8, 0), (8, 6), (9, 0), (12, 0))],
-    ids=str,
-)
-def test_auto_dtype_is_one_that_the_device_computes_itself(
-    capability: tuple[int, int], dtype: torch.dtype
-) -> None:
-    found = resolve_dtype(
-        ServingDtype.AUTO, torch.device("cuda"), find_capability=lambda _: capability
-    )
+    found = resolve_dtype(choice, torch.device(device), find_capability=lambda _: capability)
 
     assert found is dtype
-
-
-def test_a_number_format_that_the_device_emulates_is_served_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    chosen = [
-        resolve_dtype(
-            ServingDtype.BFLOAT16, torch.device("cuda"), find_capability=lambda _, it=it: it
-        )
-        for it in ((7, 5), (8, 0))
-    ]
-
-    assert chosen == [torch.bfloat16] * 2
-    assert [it.levelname for it in caplog.records] == ["WARNING"]
+    assert [it.levelname for it in caplog.records] == ["WARNING"] * num_warnings
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -331,19 +302,11 @@ def test_auto_says_when_torch_does_not_see_the_device_of_the_driver(
 def test_a_number_format_slower_than_float32_is_told_with_the_figure(
     used: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warnings = told(SERVED[used], caplog, bfloat16=0.56, int8=0.7)
-
-    assert "the fastest is float32" in caplog.text
-    if used == "float32":
-        assert warnings == []
-    else:
-        (warning,) = warnings
-        assert f"multiplies in {used}, at {0.56 if used == 'bfloat16' else 0.70:.2f}" in warning
-
-
-@pytest.mark.parametrize("used", SERVED)
-def test_a_fast_number_format_is_told_without_a_warning(
-    used: str, caplog: pytest.LogCaptureFixture
-) -> None:
     assert told(SERVED[used], caplog, bfloat16=1.6, int8=3.1) == []
     assert "float32 1.00, bfloat16 1.60, int8 3.10; the fastest is int8" in caplog.text
+    slow = {"bfloat16": 0.56, "int8": 0.7}
+    warnings = told(SERVED[used], caplog, **slow)
+
+    assert "the fastest is float32" in caplog.text
+    assert len(warnings) == (used in slow)
+    assert all(f"multiplies in {used}, at {slow[used]:.2f}" in it for it in warnings)

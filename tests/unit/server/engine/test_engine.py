@@ -101,16 +101,20 @@ async def test_an_idle_engine_holds_no_version(branch: Branch) -> None:
     await engine.aclose()
 
 
-async def test_every_row_gets_its_own_answer(branch: Branch) -> None:
+async def test_every_row_gets_its_own_answer_before_the_engine_ends_and_none_later(
+    branch: Branch,
+) -> None:
     compute, observer = FakeCompute(), RecordingObserver()
     engine = make_engine(compute, observer=observer)
     rows = [make_row(branch, token) for token in range(50)]
-
-    for row in rows[1:]:
+    engine.start()
+    for row in rows:
         engine.submit([row])
-    outcomes = await all_outcomes(engine, rows[:1], of=rows)
+    await engine.aclose()
 
-    assert [logits_of(outcome)[0] for outcome in outcomes] == list(range(50))
+    assert [logits_of(await row.future)[0] for row in rows] == list(range(50))
+    with raises("not_ready"):
+        engine.submit([make_row(branch, 1)])
     assert sum(report.num_rows for report in observer.batches) == 50
     assert max(map(len, compute.batches)) <= LIMITS.max_rows
 
@@ -178,23 +182,6 @@ async def test_time_that_others_take_on_the_same_cores_does_not_count(branch: Br
     assert crowded == alone
 
 
-async def test_what_arrives_while_a_batch_runs_forms_the_next_one(branch: Branch) -> None:
-    compute, engine = held()
-    engine.start()
-    first, *others = [make_row(branch, token) for token in range(4)]
-
-    engine.submit([first])
-    await asyncio.to_thread(compute.has_begun.wait, 60)
-    for row in others:
-        engine.submit([row])
-    compute.may_finish.set()
-    for row in (first, *others):
-        await row.future
-    await engine.aclose()
-
-    assert compute.batches == [[0], [1, 2, 3]]
-
-
 async def test_a_row_past_its_deadline_is_told_so_and_never_computed(branch: Branch) -> None:
     compute = FakeCompute()
     engine = make_engine(compute, clock=ManualClock(now=5))
@@ -209,18 +196,19 @@ async def test_a_row_past_its_deadline_is_told_so_and_never_computed(branch: Bra
 
 async def test_rows_that_are_withdrawn_while_they_wait_are_never_computed(branch: Branch) -> None:
     compute, engine = held()
-    running, gone, waiting = (make_row(branch, token) for token in (1, 2, 3))
+    running, gone, *waiting = (make_row(branch, token) for token in (1, 2, 3, 4))
     engine.start()
     engine.submit([running])
     await asyncio.to_thread(compute.has_begun.wait, 60)
 
-    engine.submit([gone, waiting])
+    engine.submit([gone, waiting[0]])
+    engine.submit(waiting[1:])
     engine.withdraw([running, gone])
     compute.may_finish.set()
-    await waiting.future
+    await asyncio.wait([row.future for row in waiting])
     await engine.aclose()
 
-    assert compute.batches == [[1], [3]]
+    assert compute.batches == [[1], [3, 4]]
     assert running.is_cancelled
     assert gone.is_cancelled
     assert engine.num_rows == 0
@@ -364,16 +352,3 @@ async def test_the_trunk_cache_is_used_on_the_engine_thread_alone(branch: Branch
 
     assert cache.threads == {"nunatak-engine"}
     assert (cache.stats.hits, cache.stats.misses) == (3, 2)
-
-
-async def test_closing_answers_what_was_accepted_and_refuses_the_rest(branch: Branch) -> None:
-    engine = make_engine(FakeCompute())
-    rows = [make_row(branch, token) for token in range(20)]
-    engine.start()
-    engine.submit(rows)
-
-    await engine.aclose()
-
-    assert [logits_of(await row.future)[0] for row in rows] == list(range(20))
-    with raises("not_ready"):
-        engine.submit([make_row(branch, 1)])

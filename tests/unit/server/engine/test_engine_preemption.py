@@ -30,10 +30,21 @@ def make_heavy(branch: Branch) -> list[PendingRow]:
     return [make_row(branch, token, task="heavy") for token in range(9)]
 
 
-async def test_rows_go_before_the_layers_of_a_heavy_flow_that_are_left(branch: Branch) -> None:
+@pytest.mark.parametrize("comes_in_a_batch", [False, True], ids=["between-layers", "in-a-batch"])
+async def test_rows_go_before_the_layers_of_a_heavy_flow_that_are_left(
+    branch: Branch, *, comes_in_a_batch: bool
+) -> None:
     heavy = make_heavy(branch)
     light, late = make_row(branch, 100, task="light"), make_row(branch, 101, task="late")
-    compute = LayeredCompute(lambda: engine.submit([light]), lambda: engine.submit([late]))
+    coming = [[late]]
+
+    def come(num_rows: int = 1) -> None:
+        if num_rows == 1 and coming:
+            engine.submit(coming.pop())
+
+    compute = LayeredCompute(lambda: engine.submit([light]), *[come] * (not comes_in_a_batch))
+    if comes_in_a_batch:
+        compute.on_batch = come
     observer = RecordingObserver()
     engine = make_engine(compute, observer=observer)
 
@@ -166,23 +177,6 @@ async def test_a_failure_while_preemption_is_the_engine_s_and_answers_everybody(
 
     assert {code_of(outcome) for outcome in outcomes} == {"not_ready"}
     assert [error.fields["reason"] for error in fatal] == ["ArithmeticError"]
-
-
-async def test_who_comes_while_others_preempt_waits_for_no_layer(branch: Branch) -> None:
-    heavy = make_heavy(branch)
-    light, late = make_row(branch, 100, task="light"), make_row(branch, 101, task="late")
-    coming = [[late]]
-
-    def come(num_rows: int) -> None:
-        if num_rows == 1 and coming:
-            engine.submit(coming.pop())
-
-    compute = LayeredCompute(lambda: engine.submit([light]), on_batch=come)
-    engine = make_engine(compute)
-
-    await all_outcomes(engine, heavy, of=[*heavy, light, late])
-
-    assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
 
 async def test_a_batch_is_preempted_by_four_times_its_work_and_others_go_later(

@@ -3,7 +3,6 @@
 import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
 from itertools import combinations_with_replacement
 
 import pytest
@@ -15,7 +14,8 @@ from doubles.trained_tokenizers import TokenizerFamily, served
 from nunatak_contract.enums import AggregationStrategy
 from nunatak_contract.requests import Parameters
 from nunatak_model import Alignment, Encoding, TextTokenizer
-from nunatak_server.outputs.entities import Entity, Window, best_answers, find_entities, window_of
+from nunatak_server.outputs.entities import AnswerScore, Entity, best_answers, find_entities
+from nunatak_server.outputs.outputs import span_window_of, window_of
 
 TOKENIZER = tiny_backbone(num_layers=1).tokenizer
 QUESTION, CONTEXT = "who?", "ann met bob, then bob met cy."
@@ -23,24 +23,21 @@ MANY_SCRIPTS = "Ada Lovelace's report (London, 1843) said: où est, 東京 and �
 LABELS = ("O", "B-X", "I-X")
 
 
-def windows_of(
+def rows_of(
     context: str, *, max_length: int, seed: int, tokenizer: TextTokenizer = TOKENIZER
-) -> list[Window]:
+) -> list[tuple[Encoding, list[float]]]:
+    """Windows of a context, with logits for the start and the end at each token."""
     chance = random.Random(seed)
-    encodings = encodings_of(context, max_length=max_length, tokenizer=tokenizer)
-    return [
-        window_of(encoding, [chance.gauss(0, 3) for _ in range(2 * encoding.num_tokens)])
-        for encoding in encodings
-    ]
-
-
-def encodings_of(
-    context: str, *, max_length: int, tokenizer: TextTokenizer = TOKENIZER
-) -> tuple[Encoding, ...]:
     (encodings,) = tokenizer.encode_windows(
         [(QUESTION, context)], max_length=max_length, stride=max_length // 4
     )
-    return encodings
+    return [(it, [chance.gauss(0, 3) for _ in range(2 * it.num_tokens)]) for it in encodings]
+
+
+def answers_in(
+    rows: list[tuple[Encoding, list[float]]], context: str, options: Parameters
+) -> list[AnswerScore]:
+    return best_answers((span_window_of(*it) for it in rows), context, options=options)
 
 
 def places_of(alignment: Alignment, *, of_words: bool) -> list[tuple[int, int]]:
@@ -57,20 +54,23 @@ def places_of(alignment: Alignment, *, of_words: bool) -> list[tuple[int, int]]:
     ]
 
 
-def search(windows: list[Window], *, options: Parameters) -> list[tuple[float, int, int]]:
+def search(
+    rows: list[tuple[Encoding, list[float]]], *, options: Parameters
+) -> list[tuple[float, int, int]]:
     """Every pair of tokens of every window, tried one by one: (score, start, end), best first."""
     best: dict[tuple[int, int], float] = {}
     no_answer: list[float] = []
-    for window in windows:
+    for encoding, logits in rows:
+        assert encoding.alignment is not None
         found = defaultdict[tuple[int, int], list[float]](list)
-        places = places_of(window.alignment, of_words=options.align_to_words)
-        texts = window.alignment.text_ids
+        places = places_of(encoding.alignment, of_words=options.align_to_words)
+        texts = encoding.alignment.text_ids
         read = [token for token, text in enumerate(texts) if token == 0 or text == 1]
         start_total, end_total = (
-            math.fsum(math.exp(window.logits[token][side]) for token in read) for side in (0, 1)
+            math.fsum(math.exp(logits[2 * token + side]) for token in read) for side in (0, 1)
         )
         for first, last in combinations_with_replacement(read, 2):
-            start, end = math.exp(window.logits[first][0]), math.exp(window.logits[last][1])
+            start, end = math.exp(logits[2 * first]), math.exp(logits[2 * last + 1])
             score = start / start_total * end / end_total
             span = places[first][0], places[last][1]
             if (first, last) == (0, 0):
@@ -84,23 +84,6 @@ def search(windows: list[Window], *, options: Parameters) -> list[tuple[float, i
         best[0, 0] = min(no_answer)
     ranked = sorted(((score, *span) for span, score in best.items()), reverse=True)
     return ranked[: options.top_k]
-
-
-def labelled_windows(text: str, labels: Sequence[int], *, max_length: int = 64) -> list[Window]:
-    """Windows whose tokens have high scores for the label of their first character."""
-    (encodings,) = TOKENIZER.encode_windows([text], max_length=max_length, stride=2)
-    found: list[Window] = []
-    for encoding in encodings:
-        assert encoding.alignment is not None
-        logits: list[float] = []
-        for begin, _ in encoding.alignment.offsets:
-            logits += [9.0 if label == labels[begin] else 0.0 for label in range(len(LABELS))]
-        found.append(window_of(encoding, logits))
-    return found
-
-
-def entities(windows: list[Window], options: Parameters) -> list[Entity]:
-    return find_entities(windows, labels=LABELS, join=TOKENIZER.join, options=options)
 
 
 @given(
@@ -124,7 +107,7 @@ def test_answers_match_a_search_that_tries_everything(
     align_to_words: bool,
 ) -> None:
     tokenizer, context = (TOKENIZER, CONTEXT) if family is None else (served(family), MANY_SCRIPTS)
-    windows = windows_of(context, max_length=max_length, seed=seed, tokenizer=tokenizer)
+    rows = rows_of(context, max_length=max_length, seed=seed, tokenizer=tokenizer)
     options = Parameters(
         top_k=top_k,
         max_answer_len=max_tokens,
@@ -132,124 +115,37 @@ def test_answers_match_a_search_that_tries_everything(
         align_to_words=align_to_words,
     )
 
-    answers = best_answers(windows, context, options=options)
+    answers = answers_in(rows, context, options)
 
-    expected = search(windows, options=options)
+    expected = search(rows, options=options)
     assert [(it["start"], it["end"]) for it in answers] == [it[1:] for it in expected]
     assert [it["score"] for it in answers] == pytest.approx([it[0] for it in expected])
     assert all(it["answer"] == context[it["start"] : it["end"]] for it in answers)
 
 
-def sure_of(context: str, answer: str, *, max_length: int, null: float = -9.0) -> list[Window]:
-    """Windows with high scores for one answer, if the window holds the whole answer."""
-    begin = context.index(answer)
-    end = begin + len(answer)
-    windows: list[Window] = []
-    for encoding in encodings_of(context, max_length=max_length):
-        assert encoding.alignment is not None
-        logits = list[float]()
-        for text, (first, last) in zip(
-            encoding.alignment.text_ids, encoding.alignment.offsets, strict=True
-        ):
-            is_context = text == 1
-            logits.append(9.0 if is_context and first == begin else -9.0)
-            logits.append(9.0 if is_context and last == end else -9.0)
-        logits[:2] = [null, null]
-        windows.append(window_of(encoding, logits))
-    return windows
-
-
-@pytest.mark.parametrize("max_length", [22, 64])
-def test_an_answer_far_into_the_context_has_its_characters(max_length: int) -> None:
-    (answer,) = best_answers(
-        sure_of(CONTEXT, "cy", max_length=max_length), CONTEXT, options=Parameters()
-    )
-
-    assert (answer["answer"], answer["start"], answer["end"]) == ("cy", 26, 28)
-    assert answer["score"] > 0.99
-
-
-def test_no_answer_wins_only_where_it_may_and_every_window_agrees() -> None:
-    may = Parameters(handle_impossible_answer=True)
-    sure = sure_of(CONTEXT, "cy", max_length=22, null=20.0)
-    unsure = [*sure, *sure_of(CONTEXT, "cy", max_length=22)]
-
-    (answer,) = best_answers(sure, CONTEXT, options=Parameters())
-    (none,) = best_answers(sure, CONTEXT, options=may)
-    (other,) = best_answers(unsure, CONTEXT, options=may)
-
-    assert answer["answer"] == "cy"
-    assert (none["answer"], none["start"], none["end"]) == ("", 0, 0)
-    assert other["answer"] == "cy"
-
-
-def test_scores_of_no_answer_and_of_all_answers_of_a_window_are_at_most_one_together() -> None:
-    windows = windows_of("ab cd ef", max_length=64, seed=3)
-
-    for align_to_words in (False, True):
-        options = Parameters(
-            top_k=99,
-            max_answer_len=99,
-            handle_impossible_answer=True,
-            align_to_words=align_to_words,
-        )
-        answers = best_answers(windows, "ab cd ef", options=options)
-
-        assert len(answers) == (7 if align_to_words else 22)
-        assert 0 < sum(it["score"] for it in answers) <= 1
-
-
-def test_an_answer_is_never_part_of_the_question() -> None:
-    windows = windows_of("x", max_length=40, seed=1)
-
-    answers = best_answers(windows, "x", options=Parameters(top_k=9))
-
-    assert [it["answer"] for it in answers] == ["x"]
-
-
 def test_a_context_without_tokens_has_no_answers() -> None:
-    windows = windows_of("\u200d", max_length=40, seed=1)
+    rows = rows_of("\u200d", max_length=40, seed=1)
 
-    assert best_answers(windows, "\u200d", options=Parameters()) == []
+    assert answers_in(rows, "\u200d", Parameters()) == []
 
 
 def test_a_word_has_the_label_of_its_first_token_and_its_number() -> None:
     options = Parameters(aggregation_strategy=AggregationStrategy.WORD, ignore_labels=[])
 
-    found = entities(labelled_windows("ab cd", [1, 2, 0, 0, 1]), options)
+    ((encoding,),) = TOKENIZER.encode_windows(["ab cd"], max_length=64, stride=2)
+    assert encoding.alignment is not None
+    label_of = {0: 1, 1: 2, 3: 0, 4: 1}
+    logits = [
+        9.0 * (label == label_of.get(begin))
+        for begin, _ in encoding.alignment.offsets
+        for label in range(len(LABELS))
+    ]
+
+    window = window_of(encoding, logits)
+    found = find_entities([window], labels=LABELS, join=TOKENIZER.join, options=options)
 
     assert [(it["entity"], it["index"]) for it in found if "entity" in it] == [("B-X", 0), ("O", 1)]  # pyrefly: ignore[bad-typed-dict-key]
     assert [(it["start"], it["end"]) for it in found] == [(0, 2), (3, 5)]
-
-
-def test_ignored_labels_are_left_out() -> None:
-    found = entities(labelled_windows("ab cd", [1, 2, 0, 0, 0]), Parameters())
-
-    assert [it["entity"] for it in found if "entity" in it] == ["B-X", "I-X"]
-
-
-@pytest.mark.parametrize("strategy", AggregationStrategy)
-def test_windows_give_what_the_whole_text_gives(strategy: AggregationStrategy) -> None:
-    text = "aa bb cc dd ee ff gg hh"
-    labels = [1, 1, 0] * 8
-    options = Parameters(aggregation_strategy=strategy)
-
-    whole = entities(labelled_windows(text, labels), options)
-    merged = entities(labelled_windows(text, labels, max_length=10), options)
-
-    places = [(it["start"], it["end"], it["score"]) for it in whole]
-    assert len(labelled_windows(text, labels, max_length=10)) == 3
-    assert [(it["start"], it["end"], it["score"]) for it in merged] == places
-    assert len(places) >= 8
-
-
-def test_of_two_overlapping_entities_the_longer_stays() -> None:
-    text = "abcdefghijkl"
-    options = Parameters(aggregation_strategy=AggregationStrategy.SIMPLE)
-
-    found = entities(labelled_windows(text, [1] + [2] * 11, max_length=10), options)
-
-    assert [(it["start"], it["end"]) for it in found] == [(0, 8)]
 
 
 @pytest.mark.parametrize("family", [TokenizerFamily.ROBERTA, TokenizerFamily.MODERNBERT])
@@ -286,7 +182,3 @@ def test_words_that_share_a_character_are_all_labelled_in_a_long_text() -> None:
         return [it["index"] for it in found if "index" in it]  # pyrefly: ignore[bad-return]
 
     assert words(16) == words(512) == list(range(7))
-
-
-def test_a_text_without_entities_gives_an_empty_list() -> None:
-    assert entities(labelled_windows("ab", [0, 0]), Parameters()) == []

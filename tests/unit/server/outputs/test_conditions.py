@@ -24,7 +24,7 @@ from doubles.trained_tokenizers import TokenizerFamily, random_texts, served
 from nunatak_contract.enums import ProblemType, UnjudgedPart, VerdictAction
 from nunatak_contract.heads import HeadRecord
 from nunatak_server.outputs.conditions import FoundSpan, states_of, whole_words
-from nunatak_server.outputs.scores import softmax
+from nunatak_server.outputs.outputs import softmax
 from nunatak_server.verdicts.rules import mask
 
 THREE = ("benign", "other", "attack")

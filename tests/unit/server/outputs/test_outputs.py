@@ -1,4 +1,4 @@
-"""Outputs that take long are made off the event loop, for every caller."""
+"""Laws of scores, and of outputs that take long: these are made off the event loop."""
 
 import asyncio
 import math
@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from doubles.backbones import tiny_backbone
 from doubles.engines import FakeEngine, answer, tiny_branch
@@ -19,11 +21,18 @@ from nunatak_contract.enums import FunctionToApply, HeadKind, Pooling, ProblemTy
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Input, Parameters, Question
+from nunatak_contract.wire import PredictedValue
 from nunatak_model import Encoding
 from nunatak_registry import SharedTraffic, Traffic
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.outputs.outputs import combine_windows, work_of
-from nunatak_server.outputs.scores import apply_function
+from nunatak_server.outputs.outputs import (
+    LabelScore,
+    combine_windows,
+    label_scores,
+    rank_documents,
+    softmax,
+    work_of,
+)
 from nunatak_server.predict.types import TaskFailure
 from nunatak_server.scheduler import turns
 from nunatak_server.scheduler.rows import PendingRow, RowOutcome
@@ -38,6 +47,8 @@ QUESTION = Question(question="?", context="." * 60)
 P = ParamSpec("P")
 T = TypeVar("T")
 SAFETY = ("benign", "attack", "spam")
+DOCUMENTS = ("first", "second", "third")
+finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
 class QuestionEngine(FakeEngine):
@@ -55,14 +66,6 @@ class CountingExecutor(ThreadPoolExecutor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         self.num_calls += 1
         return super().submit(fn, *args, **kwargs)
-
-
-class StuckExecutor(ThreadPoolExecutor):
-    """Never begins."""
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        del fn, args, kwargs
-        return Future()
 
 
 def options_of(max_tokens: int) -> Parameters:
@@ -117,34 +120,19 @@ async def calls_for(monkeypatch: pytest.MonkeyPatch, *, max_tokens: int, is_shad
 
 
 def head_of(
-    problem: ProblemType | None, *, labels: tuple[str, ...] = SAFETY, default: str | None = None
+    problem: ProblemType,
+    *labels: str,
+    default: str | None = None,
+    thresholds: dict[str, float] | None = None,
 ) -> HeadRecord:
-    kind = HeadKind.RANKING if problem is None else HeadKind.SEQUENCE_CLASSIFICATION
     return HeadRecord(
-        kind=kind,
         problem_type=problem,
         labels=labels,
         pooling=Pooling.MEAN,
         dense=False,
         default_label=default,
+        thresholds=thresholds or {},
     )
-
-
-def softmax(logits: list[float]) -> list[float]:
-    return apply_function(FunctionToApply.SOFTMAX, logits)
-
-
-async def test_outputs_that_are_not_made_by_the_deadline_are_a_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench, _ = await bench_for(monkeypatch, StuckExecutor(1), QuestionEngine())
-    asked = replace(ask_for("tone", deadline_s=0.3), inputs=(QUESTION,), options=options_of(60))
-
-    (result,) = (await bench.service.predict(asked)).results
-
-    assert isinstance(result, TaskFailure)
-    assert isinstance(result.error, DeadlineExceededError)
-    await bench.residency.aclose()
 
 
 class SlowLogit(float):
@@ -160,7 +148,7 @@ class SlowLogit(float):
 
 
 class SlowEngine(FakeEngine):
-    """Answers at once, with logits in each row that tell of their use."""
+    """Answers at once, with a logit in each row that tells of its use."""
 
     def __init__(self, *, width: int) -> None:
         super().__init__()
@@ -169,13 +157,9 @@ class SlowEngine(FakeEngine):
         self.used: list[int] = []
 
     def outcome_of(self, row: PendingRow) -> RowOutcome:
-        logits = [0.0] * self.width * row.spec.encoding.num_tokens
-        # One of the first two tokens is read: the other stands for no text.
-        for place in (0, self.width):
-            slow = SlowLogit(0.0)
-            slow.gate, slow.used = self.gate, self.used
-            logits[place] = slow
-        return answer(*logits)
+        slow = SlowLogit(0.0)
+        slow.gate, slow.used = self.gate, self.used
+        return answer(slow, *[0.0] * (self.width * row.spec.encoding.num_tokens - 1))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +213,7 @@ def test_work_counts_logits_and_checked_spans() -> None:
 
 
 def test_findings_are_ordered_where_their_probabilities_round_to_one() -> None:
-    head = head_of(ProblemType.SINGLE_LABEL, default="benign")
+    head = head_of(ProblemType.SINGLE_LABEL, *SAFETY, default="benign")
     sure, surer = [-40.0, 40.0, -40.0], [-60.0, 60.0, -60.0]
     assert softmax(sure)[1] == softmax(surer)[1] == 1.0
 
@@ -238,8 +222,108 @@ def test_findings_are_ordered_where_their_probabilities_round_to_one() -> None:
 
 def test_a_mean_of_probabilities_that_vanish_is_a_number() -> None:
     combined = combine_windows(
-        [[2000.0, 0.0, -2000.0], [2000.0, 0.0, 0.0]], head_of(ProblemType.SINGLE_LABEL)
+        [[2000.0, 0.0, -2000.0], [2000.0, 0.0, 0.0]], head_of(ProblemType.SINGLE_LABEL, *SAFETY)
     )
 
     assert all(map(math.isfinite, combined))
     assert softmax(list(combined)) == pytest.approx([1.0, 0.0, 0.0])
+
+
+def scores_of(logits: list[float], options: Parameters) -> list[LabelScore]:
+    labels = [f"label-{index}" for index in range(len(logits))]
+    shown, _ = label_scores(logits, head_of(ProblemType.SINGLE_LABEL, *labels), options)
+    return shown
+
+
+@given(st.lists(finite, min_size=2, max_size=8))
+@settings(derandomize=True)
+def test_softmax_gives_a_distribution_best_first_for_any_finite_logits(logits: list[float]) -> None:
+    scores = [item["score"] for item in scores_of(logits, Parameters())]
+
+    assert math.isclose(sum(scores), 1.0)
+    assert scores == sorted(scores, reverse=True)
+
+
+@given(finite)
+@settings(derandomize=True)
+def test_sigmoid_stays_within_its_bounds_for_any_finite_logit(logit: float) -> None:
+    (first, _) = scores_of([logit, logit], Parameters(function_to_apply=FunctionToApply.SIGMOID))
+
+    assert 0.0 <= first["score"] <= 1.0
+
+
+def test_equal_scores_keep_the_order_of_the_labels() -> None:
+    ranked = scores_of([1.0, 1.0, 1.0], Parameters())
+
+    assert [item["label"] for item in ranked] == ["label-0", "label-1", "label-2"]
+
+
+@pytest.mark.parametrize(("top_k", "count"), [(1, 1), (2, 2), (99, 3), (None, 3)])
+def test_top_k_bounds_the_labels(top_k: int | None, count: int) -> None:
+    assert len(scores_of([1.0, 2.0, 3.0], Parameters(top_k=top_k))) == count
+
+
+def predicted(head: HeadRecord, logits: list[float], **options: Any) -> PredictedValue:  # noqa: ANN401 - options
+    return label_scores(logits, head, Parameters(**options))[1]
+
+
+def test_one_label_is_predicted_by_the_largest_logit_and_the_first_of_equals() -> None:
+    head = head_of(ProblemType.SINGLE_LABEL, "a", "b", "c")
+
+    assert predicted(head, [0.0, 2.0, 1.0]) == "b"
+    assert predicted(head, [0.0, 1.0, 1.0]) == "b"
+
+
+@given(
+    st.lists(finite, min_size=3, max_size=3),
+    st.lists(st.floats(min_value=0, max_value=1), min_size=3, max_size=3),
+)
+@settings(derandomize=True)
+def test_of_several_labels_those_at_or_above_their_threshold_are_predicted(
+    logits: list[float], thresholds: list[float]
+) -> None:
+    labels = ["a", "b", "c"]
+    limits = dict(zip(labels, thresholds, strict=True))
+    head = head_of(ProblemType.MULTI_LABEL, *labels, thresholds=limits)
+
+    shown, found = label_scores(logits, head, Parameters())
+
+    assert isinstance(found, tuple)
+    assert list(found) == [it["label"] for it in shown if it["score"] >= limits[it["label"]]]
+    assert {predicted(head, logits, top_k=1, function_to_apply=it) for it in FunctionToApply} == {
+        found
+    }
+
+
+def test_without_thresholds_a_label_is_predicted_from_one_half_and_none_may_be() -> None:
+    head = head_of(ProblemType.MULTI_LABEL, "a", "b")
+
+    assert predicted(head, [0.0, 3.0]) == ("b", "a")
+    assert predicted(head, [-0.1, -3.0]) == ()
+
+
+def test_a_regression_predicts_its_value() -> None:
+    assert predicted(head_of(ProblemType.REGRESSION, "stars"), [4.25]) == 4.25
+
+
+def test_softmax_is_over_the_documents_of_the_query() -> None:
+    options = Parameters(function_to_apply=FunctionToApply.SOFTMAX)
+
+    ranked = rank_documents([1.0, 2.0, 3.0], DOCUMENTS, options=options)
+
+    assert sum(item["score"] for item in ranked) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("logits", "order"),
+    [([0.0, 3.0, -1.0], [1, 0, 2]), ([1.0, 1.0, 1.0], [0, 1, 2]), ([50.0, 60.0, 70.0], [2, 1, 0])],
+)
+def test_documents_are_in_the_order_of_their_logits_and_then_of_the_query(
+    logits: list[float], order: list[int]
+) -> None:
+    ranked = rank_documents(logits, DOCUMENTS, options=Parameters())
+
+    assert [item["index"] for item in ranked] == order
+    scores = [1 / (1 + math.exp(-logits[place])) for place in order]
+    assert [item["score"] for item in ranked] == pytest.approx(scores)
+    assert all("document" not in item for item in ranked)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -67,19 +68,11 @@ def bench(backbone: Backbone) -> Bench[FakeEngine]:
 async def embed(
     bench: Bench[FakeEngine],
     *texts: str,
-    truncates: bool = False,
-    normalises: bool = False,
     deadline_s: float = 60,
+    **changes: Any,  # noqa: ANN401 - fields of a request
 ) -> Embeddings:
-    return await bench.service.embed(
-        EmbeddingRequest(
-            inputs=texts,
-            truncates=truncates,
-            normalises=normalises,
-            handling=Handling(default_deadline_s=deadline_s),
-            backbone=DRAFT_BACKBONE,
-        )
-    )
+    handling = Handling(default_deadline_s=deadline_s)
+    return await bench.service.embed(replace(URGENT, inputs=texts, handling=handling, **changes))
 
 
 async def refusal(bench: Bench[FakeEngine], *texts: str, deadline_s: float = 60) -> NunatakError:
@@ -106,7 +99,7 @@ async def test_only_a_literal_text_hides_nothing_behind_special_tokens(
     tokenizer = served(TokenizerFamily.BERT)
     bench = make_bench(replace(backbone, tokenizer=tokenizer))
 
-    await bench.service.embed(replace(URGENT, inputs=("a [SEP] b",), is_literal=is_literal))
+    await embed(bench, "a [SEP] b", is_literal=is_literal)
 
     (row,) = bench.engine.rows
     assert tokenizer.finds_special(row.spec.encoding) is not is_literal

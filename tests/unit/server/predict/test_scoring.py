@@ -117,56 +117,43 @@ def test_refused_inputs_take_nothing_from_the_others(place: Path, backbone: Back
 
 
 def test_a_stopped_scorer_computes_no_further_batch(place: Path, backbone: Backbone) -> None:
-    asked = scorer(
-        place,
-        backbone,
-        "tone",
-        batch_tokens=64,
-        compute=Stopping(backbone, lambda: asked.stop()),  # noqa: PLW0108 - not there yet
-    )
+    scored = list[Row]()
+
+    def stop(row: Row, values: list[float]) -> list[float]:
+        scored.append(row)
+        asked.stop()
+        return values
+
+    asked = scorer(place, backbone, "tone", batch_tokens=64, compute=Changed(backbone, stop))
 
     with pytest.raises(CancelledError):
         asked.score(asked.read([f"parcel {number} " * 7 for number in range(200)]))
+    assert sum(row.encoding.num_tokens for row in scored) <= 64
 
 
-class Stopping:
-    """Computes like the engine, and calls a function in its only batch."""
+class Changed:
+    """Computes like the engine, and changes the logits of each row."""
 
     stops_between_layers = False
 
-    def __init__(self, backbone: Backbone, call: Callable[[], None]) -> None:
-        self._compute, self._call = BatchCompute(backbone), call
-        self._num_batches = 0
+    def __init__(
+        self, backbone: Backbone, change: Callable[[Row, list[float]], list[float]]
+    ) -> None:
+        self._compute, self._change = BatchCompute(backbone), change
 
     def __call__(
         self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
     ) -> list[list[float]]:
-        self._num_batches += 1
-        assert self._num_batches == 1
-        self._call()
-        return self._compute(rows)
-
-
-class Poisoned:
-    """Computes like the engine, but not a number for one text."""
-
-    stops_between_layers = False
-
-    def __init__(self, backbone: Backbone, text: str) -> None:
-        self._compute = BatchCompute(backbone)
-        (self._poisoned,) = backbone.tokenizer.encode([text], max_length=MAX_LENGTH)
-
-    def __call__(
-        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
-    ) -> list[list[float]]:
-        return [
-            [math.nan for _ in values] if row.encoding == self._poisoned else values
-            for row, values in zip(rows, self._compute(rows), strict=True)
-        ]
+        return list(map(self._change, rows, self._compute(rows)))
 
 
 def test_an_input_whose_outputs_are_not_finite_is_refused(place: Path, backbone: Backbone) -> None:
-    sick = scorer(place, backbone, "tone", "stars", compute=Poisoned(backbone, "poison"))
+    (poisoned,) = backbone.tokenizer.encode(["poison"], max_length=MAX_LENGTH)
+
+    def poison(row: Row, values: list[float]) -> list[float]:
+        return [math.nan for _ in values] if row.encoding == poisoned else values
+
+    sick = scorer(place, backbone, "tone", "stars", compute=Changed(backbone, poison))
     well = scorer(place, backbone, "tone", "stars")
 
     scored = sick.score(sick.read(["hello", "poison", "bye"]))

@@ -80,21 +80,6 @@ async def test_a_caller_that_leaves_or_is_late_frees_everything_it_held(
     assert bench.residency.evict("one") == (1,)
 
 
-async def test_a_cold_task_that_is_late_fails_alone(bench: Bench[FakeEngine]) -> None:
-    bench.store.add("hot")
-    bench.store.add("cold")
-    await bench.ask("hot")
-    bench.store.may_load.clear()
-
-    hot, cold = (await bench.ask("hot", "cold", deadline_s=0.3)).results
-
-    bench.store.may_load.set()
-    assert isinstance(hot, TaskPrediction)
-    assert isinstance(cold, TaskFailure)
-    assert isinstance(cold.error, DeadlineExceededError)
-    assert bench.residency.evict("hot") == (1,)
-
-
 async def test_a_request_may_name_more_tasks_than_memory_has_room_for(
     backbone: Backbone, branch: Branch
 ) -> None:
@@ -108,22 +93,6 @@ async def test_a_request_may_name_more_tasks_than_memory_has_room_for(
         assert [getattr(result, "task", None) for result in results] == names
 
     assert len(bench.residency.resident()) <= 2
-
-
-async def test_tasks_in_memory_answer_while_others_load(bench: Bench[FakeEngine]) -> None:
-    bench.store.add("hot")
-    bench.store.add("cold")
-    await bench.ask("hot")
-    bench.engine.rows.clear()
-    bench.engine.has_rows.clear()
-    bench.store.may_load.clear()
-    asking = asyncio.create_task(bench.ask("cold", "hot"))
-
-    await bench.engine.has_rows.wait()
-    assert {row.task for row in bench.engine.rows} == {"hot"}
-    bench.store.may_load.set()
-
-    assert [getattr(result, "task", None) for result in (await asking).results] == ["cold", "hot"]
 
 
 async def test_cold_tasks_that_fit_are_asked_together_once_all_are_loaded(
@@ -206,27 +175,20 @@ async def test_a_caller_that_goes_while_cold_tasks_arrive_leaves_no_lease(
     assert bench.residency.evict("two") == (1,)
 
 
-def test_a_process_takes_requests_only_while_it_is_ready() -> None:
+def test_a_process_takes_requests_only_while_it_is_ready_and_stays_failed() -> None:
     readiness = Readiness()
     with raises("not_ready", match="starting"):
         readiness.check()
-
     readiness.move_to(State.READY)
     readiness.check()
-
     readiness.move_to(State.DRAINING)
     with raises("draining"):
         readiness.check()
 
-
-def test_a_failed_process_stays_failed() -> None:
-    readiness = Readiness()
-    readiness.move_to(State.FAILED)
-
-    readiness.move_to(State.READY)
-
-    with raises("not_ready", match="failed"):
-        readiness.check()
+    for state in (State.FAILED, State.READY):
+        readiness.move_to(state)
+        with raises("not_ready", match="failed"):
+            readiness.check()
 
 
 def test_a_process_that_gets_nothing_done_is_not_ready_until_it_does() -> None:

@@ -51,7 +51,8 @@ async def refusals_of(bench: Bench[FakeEngine], asked: PredictionRequest) -> set
 
 async def test_a_cold_task_holds_back_no_line_of_a_hot_one(held: Held) -> None:
     bench, store, engine = await held("hot", "warm")
-    store.add("cold")
+    # Its version is known, so all are asked together.
+    await bench.facts.traffic([store.add("cold")], "a test")
     store.may_load.clear()
 
     async with aclosing(bench.service.stream(ask_for("cold", "hot", "warm"))) as results:
@@ -156,27 +157,20 @@ async def test_what_refuses_a_whole_answer_refuses_a_stream_before_its_first_lin
     assert (bench.admission.requests.total, bench.admission.tokens.total) == (0, 0)
 
 
-async def test_a_stream_without_room_for_its_rows_gets_a_retry_time(held: Held) -> None:
-    small = make_admission(max_tokens=NUM_TOKENS)
-    bench, _, _ = await held("one", "two", admission=small)
-    with bench.admission.admit("another") as permit:
-        permit.take_tokens(MOST)
-
-        with pytest.raises(OverloadedError) as refusal:
-            await anext(bench.service.stream(ask_for("one", "two")))
-
-    assert refusal.value.retry_after_s >= 1
-
-
-async def test_what_refuses_some_tasks_is_a_line_next_to_the_answers_of_others(held: Held) -> None:
+async def test_a_part_without_room_is_refused_or_is_a_line_next_to_the_answers_of_others(
+    held: Held,
+) -> None:
     small = make_admission(max_tokens=NUM_TOKENS)
     bench, store, _ = await held("one", "two", admission=small)
     store.add("new")
 
     with bench.admission.admit("another") as permit:
         permit.take_tokens(MOST)
+        with pytest.raises(OverloadedError) as refusal:
+            await anext(bench.service.stream(ask_for("one", "two")))
         found = [name_of(it) async for it in bench.service.stream(ask_for("one", "two", "new"))]
 
+    assert refusal.value.retry_after_s >= 1
     assert found == ["overloaded", "overloaded", "new"]
 
 
@@ -226,7 +220,7 @@ async def test_a_stream_is_too_late_at_once_only_if_all_of_its_tasks_are(held: H
 
 async def test_a_task_that_is_late_is_a_line_after_the_answers_of_others(held: Held) -> None:
     bench, store, _ = await held("hot")
-    store.add("cold")
+    await bench.facts.traffic([store.add("cold")], "a test")
     store.may_load.clear()
 
     asked = ask_for("cold", "hot", deadline_s=0.2)
@@ -234,6 +228,7 @@ async def test_a_task_that_is_late_is_a_line_after_the_answers_of_others(held: H
 
     store.may_load.set()
     assert found == ["hot", "deadline_exceeded"]
+    assert bench.residency.evict("hot") == (1,)
 
 
 async def test_names_that_were_not_looked_up_in_time_become_no_labels(held: Held) -> None:

@@ -1,7 +1,6 @@
 """A version is proven once; loading does not keep the CPU from the batches."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -158,76 +157,35 @@ def loading_of(registry: Registry, backbones: Backbones) -> VersionLoader:
     return VersionLoader(backbones, host_tier, throttle=LoadThrottle(lambda: False))
 
 
-def test_each_piece_is_followed_by_a_rest_in_proportion_that_is_never_long() -> None:
-    load = Load()
-    throttle = load.throttle()
+def test_each_piece_of_a_load_is_followed_by_a_rest_in_proportion_that_is_never_long() -> None:
+    load, is_wanted = Load(worked_s=100.0), [True, True, False, True]
+    throttle = load.throttle(lambda: is_wanted.pop(0))
 
+    throttle()
+    load.worked_s += 50.0
     throttle.begin()
-    for piece_s in (0.002, 0.005, 60.0):
+    for piece_s in (0.002, 0.005, 1.0, 60.0):
         load.worked_s += piece_s
         throttle()
 
     assert load.rests == pytest.approx([0.004, 0.01, MAX_REST_S])
 
 
-def test_nobody_rests_where_that_is_not_wanted() -> None:
-    load, batches = Load(), list[str]()
-    throttle = load.throttle(lambda: bool(batches))
-
-    throttle.begin()
-    load.worked_s += 1.0
-    throttle()
-    batches.append("one")
-    load.worked_s += 0.005
-    throttle()
-
-    assert load.rests == pytest.approx([0.01])
-
-
-def test_what_a_thread_did_before_a_load_is_no_part_of_it() -> None:
-    load = Load(worked_s=100.0)
-    throttle = load.throttle()
-
-    throttle()
-    load.worked_s += 50.0
-    throttle.begin()
-    load.worked_s += 0.005
-    throttle()
-
-    assert load.rests == pytest.approx([0.01])
-
-
 def test_threads_rest_for_their_own_work() -> None:
-    rests = dict[str, float]()
-    worked = {"first": 1.0, "second": 0.0}
+    load = Load()
+    throttle = load.throttle()
+    throttle.begin()
+    load.worked_s += 0.003
 
-    def name() -> str:
-        return threading.current_thread().name
-
-    throttle = LoadThrottle(
-        lambda: True,
-        rest=lambda seconds: rests.__setitem__(name(), seconds),
-        worked=lambda: worked[name()],
-    )
-
-    both_have_begun = threading.Barrier(2, timeout=10)
-
-    def load(seconds: float) -> None:
+    def load_nothing() -> None:
         throttle.begin()
-        both_have_begun.wait()
-        worked[name()] += seconds
         throttle()
 
-    threads = [
-        threading.Thread(target=load, args=(seconds,), name=thread)
-        for thread, seconds in (("first", 0.001), ("second", 0.002))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(load_nothing).result()
+    throttle()
 
-    assert rests == pytest.approx({"first": 0.002, "second": 0.004})
+    assert load.rests == pytest.approx([0.0, 0.006])
 
 
 def test_a_version_never_takes_more_than_was_foreseen_nor_much_less() -> None:

@@ -118,16 +118,6 @@ def test_a_claim_is_refused_while_what_is_in_use_leaves_no_room() -> None:
     assert resident_set.claim(key("c"), 60)
 
 
-def test_the_old_stays_until_the_new_is_there() -> None:
-    resident_set = ResidentSet(budget_bytes=BUDGET)
-    put(resident_set, "a", num_bytes=100)
-
-    assert resident_set.claim(key("b"), 100)
-    assert tasks_of(resident_set) == "a"
-    resident_set.abandon(key("b"))
-    assert tasks_of(resident_set) == "a"
-
-
 def test_room_is_refused_only_for_what_could_never_have_it() -> None:
     resident_set = ResidentSet(budget_bytes=BUDGET)
     put(resident_set, "a", num_bytes=60)
@@ -160,34 +150,22 @@ def test_bytes_of_a_task_sum_its_versions_and_go_with_the_last() -> None:
     assert seen == {"a": 50}
 
 
-def test_a_version_that_is_discarded_goes_with_its_last_lease_pinned_or_not() -> None:
+@pytest.mark.parametrize("is_pinned_again", [False, True])
+def test_a_version_that_is_discarded_goes_with_its_last_lease_unless_it_is_pinned_again(
+    *, is_pinned_again: bool
+) -> None:
     resident_set = ResidentSet(budget_bytes=BUDGET)
     put(resident_set, "a", num_bytes=10)
-    put(resident_set, "b", num_bytes=10)
     resident_set.pin(key("a"))
-    resident_set.lease(key("a"))
     resident_set.lease(key("a"))
 
     resident_set.discard(key("a"))
+    assert (tasks_of(resident_set), resident_set.is_pinned(key("a"))) == ("a", False)
+    if is_pinned_again:
+        resident_set.pin(key("a"))
     resident_set.release(key("a"))
-    assert tasks_of(resident_set) == "ab"
-    resident_set.release(key("a"))
-    assert tasks_of(resident_set) == "b"
-    for _ in range(2):
-        resident_set.discard(key("b"))
-        assert tasks_of(resident_set) == ""
 
-
-def test_a_version_that_is_pinned_after_it_was_discarded_stays() -> None:
-    resident_set = ResidentSet(budget_bytes=BUDGET)
-    put(resident_set, "a", num_bytes=10)
-    resident_set.lease(key("a"))
-    resident_set.discard(key("a"))
-
-    resident_set.pin(key("a"))
-
-    resident_set.release(key("a"))
-    assert tasks_of(resident_set) == "a"
+    assert tasks_of(resident_set) == "a" * is_pinned_again
 
 
 class ResidentSetInUse(RuleBasedStateMachine):
@@ -334,19 +312,6 @@ async def test_evicting_a_task_drops_all_its_versions_or_none(store: FakeStore) 
     assert residency.evict("tone") == (1,)
     assert names(residency) == ["other/1"]
     assert observer.evicted == ["tone", "tone"]
-
-
-async def test_a_load_waits_for_room_until_a_lease_ends(store: FakeStore) -> None:
-    residency = make_residency(store, room_for=1)
-    used = await lease(residency, store, store.add("used"))
-    waiting = asyncio.create_task(lease(residency, store, store.add("cold")))
-    await settle()
-    assert (store.loaded, names(residency)) == (["used/1"], ["used/1"])
-
-    used.release()
-
-    assert (await waiting).task.manifest.task == "cold"
-    assert names(residency) == ["cold/1"]
 
 
 async def test_more_versions_than_fit_are_served_one_after_the_other(store: FakeStore) -> None:

@@ -16,8 +16,9 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
 from nunatak_registry import CorruptBlobError, SharedTraffic, Traffic
 from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.predict.prepare import choose, point_of
 from nunatak_server.predict.types import Handling, TaskPrediction
-from nunatak_server.rollouts.rollouts import RETRY_S, Arm, choose, point_of
+from nunatak_server.rollouts.rollouts import RETRY_S, Arm
 
 KEYS = [f"user-{number}" for number in range(4000)]
 
@@ -112,13 +113,6 @@ async def test_a_canary_that_is_late_is_counted_as_such(
 
     labels = 'arm="canary",outcome="deadline_exceeded",task="tone"'
     assert f"nunatak_split_requests_total{{{labels}}} 1.0" in rendered(bench.metrics)
-
-
-@given(key=st.text(min_size=1, max_size=50), share=st.floats(0.001, 1))
-def test_one_key_gets_one_version_while_the_split_stands(key: str, share: float) -> None:
-    chosen = {chosen_version(split(share), key) for _ in range(2)}
-
-    assert len(chosen) == 1
 
 
 @given(key=st.text(min_size=1, max_size=50), share=st.floats(0.001, 1), more=st.floats(0.001, 1))

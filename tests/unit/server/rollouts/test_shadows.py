@@ -20,16 +20,16 @@ from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError, TaskUnhealthyError
 from nunatak_server.outputs.entities import AnswerScore, Entity, TokenEntity
-from nunatak_server.outputs.outputs import Output
-from nunatak_server.outputs.scores import DocumentScore, LabelScore
+from nunatak_server.outputs.outputs import DocumentScore, LabelScore, Output
 from nunatak_server.predict.types import Predictions, TaskPrediction
-from nunatak_server.rollouts.comparison import (
+from nunatak_server.rollouts.rollouts import (
     DRIFT_BOUNDS,
+    MAX_PAIRS,
+    PAUSE_S,
     Comparison,
     ShadowComparison,
     compare_outputs,
 )
-from nunatak_server.rollouts.rollouts import MAX_PAIRS, PAUSE_S
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 
@@ -136,13 +136,6 @@ def labels(**scores: float) -> Output:
 
 def token(entity: str, start: int, score: float = 0.9) -> Entity:
     return TokenEntity(entity=entity, score=score, index=1, word="x", start=start, end=start + 1)
-
-
-def compare(
-    kind: HeadKind, output: Output, shadow: Output, problem: ProblemType | None = None
-) -> Comparison:
-    record = head(kind, problem)
-    return compare_outputs(record, output, record, shadow, tolerance=0.1)
 
 
 async def test_answers_are_bit_equal_with_and_without_a_shadow_that_fails(
@@ -276,74 +269,66 @@ async def test_each_version_has_a_report_of_its_own_and_the_oldest_of_many_goes_
     assert [shadows.report(own, other).dropped for other in candidates[1:]] == [1] * MAX_PAIRS
 
 
+def span(start: int, score: float = 0.8) -> AnswerScore:
+    return AnswerScore(answer="x", score=score, start=start, end=start + 1)
+
+
+def ranked(*scores: float) -> Output:
+    found = [DocumentScore(index=i, score=score) for i, score in enumerate(scores)]
+    return sorted(found, key=lambda item: -item["score"])
+
+
+LABELS = HeadKind.SEQUENCE_CLASSIFICATION
+SINGLE, MULTI = head(LABELS, ProblemType.SINGLE_LABEL), head(LABELS, ProblemType.MULTI_LABEL)
+VALUE = head(LABELS, ProblemType.REGRESSION)
+TOKENS, SPANS = head(HeadKind.TOKEN_CLASSIFICATION), head(HeadKind.QUESTION_ANSWERING)
+RANKS = head(HeadKind.RANKING)
+AB = labels(a=0.6, b=0.4)
+COMPARED: dict[str, tuple[HeadRecord, Output, Output, float, list[float]]] = {
+    "same-label": (SINGLE, AB, labels(a=0.9, b=0.1), 1.0, [0.3, 0.3]),
+    "other-label": (SINGLE, AB, labels(a=0.4, b=0.6), 0.0, [0.2, 0.2]),
+    "unknown-label": (SINGLE, AB, labels(a=0.5, c=0.5), 1.0, [0.1, 0.4, 0.5]),
+    "same-labels": (MULTI, labels(a=0.6, b=0.5), labels(a=0.5, b=0.6), 1.0, [0.1, 0.1]),
+    "a-label-less": (MULTI, labels(a=0.6, b=0.5), labels(a=0.6, b=0.4), 0.0, [0.0, 0.1]),
+    "close-value": (VALUE, labels(value=1.0), labels(score=1.05), 1.0, [0.05]),
+    "other-value": (VALUE, labels(value=1.0), labels(value=1.2), 0.0, [0.2]),
+    "tokens": (
+        TOKENS,
+        [token("B", 0), token("O", 2), token("O", 4), token("O", 6)],
+        [token("B", 0, 0.7), token("B", 2), token("O", 4)],
+        2 / 4,
+        [0.0, 0.0, 0.2],
+    ),
+    "same-span": (SPANS, [span(3)], [span(3, 0.5)], 1.0, [0.3]),
+    "other-span": (SPANS, [span(3)], [span(9)], 0.0, [0.0]),
+    "no-span-there": (SPANS, [span(3)], [], 0.0, []),
+    "no-spans": (SPANS, [], [], 1.0, []),
+    "same-first-document": (
+        RANKS,
+        ranked(0.9, 0.2, 0.1),
+        ranked(0.7, 0.1, 0.2),
+        1.0,
+        [0.1, 0.1, 0.2],
+    ),
+    "other-first-document": (RANKS, ranked(0.9, 0.2), ranked(0.3, 0.8), 0.0, [0.6, 0.6]),
+}
+
+
 @pytest.mark.parametrize(
-    ("problem", "output", "shadow", "agreement"),
-    [
-        (ProblemType.SINGLE_LABEL, labels(a=0.6, b=0.4), labels(a=0.9, b=0.1), 1.0),
-        (ProblemType.SINGLE_LABEL, labels(a=0.6, b=0.4), labels(a=0.4, b=0.6), 0.0),
-        (ProblemType.MULTI_LABEL, labels(a=0.6, b=0.5), labels(a=0.5, b=0.6), 1.0),
-        (ProblemType.MULTI_LABEL, labels(a=0.6, b=0.5), labels(a=0.6, b=0.4), 0.0),
-        (ProblemType.REGRESSION, labels(value=1.0), labels(score=1.05), 1.0),
-        (ProblemType.REGRESSION, labels(value=1.0), labels(value=1.2), 0.0),
-    ],
+    ("record", "output", "shadow", "agreement", "drifts"), COMPARED.values(), ids=COMPARED
 )
-def test_labels_agree_by_what_is_chosen_and_values_within_the_tolerance(
-    problem: ProblemType, output: Output, shadow: Output, agreement: float
+def test_outputs_agree_by_what_is_chosen_and_drift_score_by_score(
+    record: HeadRecord, output: Output, shadow: Output, agreement: float, drifts: list[float]
 ) -> None:
-    found = compare(HeadKind.SEQUENCE_CLASSIFICATION, output, shadow, problem)
+    found = compare_outputs(record, output, record, shadow, tolerance=0.1)
 
     assert found.agreement == agreement
+    assert sorted(found.drifts) == pytest.approx(drifts)
+    assert found.max_drift == pytest.approx(max(drifts, default=0.0))
 
 
 def test_labels_apply_by_the_thresholds_of_each_version() -> None:
-    own = head(HeadKind.SEQUENCE_CLASSIFICATION, ProblemType.MULTI_LABEL)
-    lower = own.model_copy(update={"thresholds": {"b": 0.4}})
+    lower = MULTI.model_copy(update={"thresholds": {"b": 0.4}})
     output, shadow = labels(a=0.6, b=0.5), labels(a=0.6, b=0.4)
 
-    assert compare_outputs(own, output, own, shadow, tolerance=0.1).agreement == 0.0
-    assert compare_outputs(own, output, lower, shadow, tolerance=0.1).agreement == 1.0
-
-
-def test_drift_is_label_by_label_and_an_unknown_label_has_score_0() -> None:
-    found = compare(
-        HeadKind.SEQUENCE_CLASSIFICATION,
-        labels(a=0.6, b=0.4),
-        labels(a=0.5, c=0.5),
-        ProblemType.SINGLE_LABEL,
-    )
-
-    assert sorted(found.drifts) == pytest.approx([0.1, 0.4, 0.5])
-    assert found.max_drift == pytest.approx(0.5)
-
-
-def test_token_labels_agree_token_by_token() -> None:
-    output = [token("B", 0), token("O", 2), token("O", 4), token("O", 6)]
-    shadow = [token("B", 0, 0.7), token("B", 2), token("O", 4)]
-
-    found = compare(HeadKind.TOKEN_CLASSIFICATION, output, shadow)
-
-    assert found.agreement == 2 / 4
-    assert found.max_drift == pytest.approx(0.2)
-
-
-def test_spans_agree_by_their_place() -> None:
-    one = AnswerScore(answer="x", score=0.8, start=3, end=4)
-    same = AnswerScore(answer="x", score=0.5, start=3, end=4)
-    other = AnswerScore(answer="x", score=0.8, start=9, end=10)
-
-    kind = HeadKind.QUESTION_ANSWERING
-    assert compare(kind, [one], [same]).agreement == 1.0
-    assert compare(kind, [one], [same]).max_drift == pytest.approx(0.3)
-    assert compare(kind, [one], [other]).agreement == 0.0
-    assert compare(kind, [one], []) == Comparison(agreement=0.0, drifts=())
-    assert compare(kind, [], []) == Comparison(agreement=1.0, drifts=())
-
-
-def test_rankings_agree_by_their_first_document() -> None:
-    def ranked(*scores: float) -> Output:
-        found = [DocumentScore(index=i, score=score) for i, score in enumerate(scores)]
-        return sorted(found, key=lambda item: -item["score"])
-
-    assert compare(HeadKind.RANKING, ranked(0.9, 0.2, 0.1), ranked(0.7, 0.1, 0.2)).agreement == 1.0
-    found = compare(HeadKind.RANKING, ranked(0.9, 0.2), ranked(0.3, 0.8))
-    assert (found.agreement, sorted(found.drifts)) == (0.0, pytest.approx([0.6, 0.6]))
+    assert compare_outputs(MULTI, output, lower, shadow, tolerance=0.1).agreement == 1.0

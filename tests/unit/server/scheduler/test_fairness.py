@@ -28,27 +28,17 @@ SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The time of a batch."""
-
     fixed_s: float
     per_token_s: float
-    per_task_s: float = 0.0
     num_layers: int = 1
     """Layers; batches can be preempted between two of them."""
 
-    def seconds(self, work: float, num_tasks: int = 1) -> float:
-        """Seconds of a batch of `num_tasks` tasks. `work` counts tokens through all layers."""
-        return self.fixed_s + num_tasks * self.per_task_s + work * self.per_token_s
-
-    def seconds_of(self, plan: BatchPlan) -> float:
-        """Seconds of the batch of a plan."""
-        return self.seconds(plan.work, _num_tasks(plan))
+    def seconds(self, work: float) -> float:
+        return self.fixed_s + work * self.per_token_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A row and the second at which it arrives."""
-
     at_s: float
     row: PendingRow
 
@@ -56,7 +46,6 @@ class Arrival:
 def rows_at(
     times: Iterable[float], task: str, *, first_group: int, tokens: int = 16, caller: str = "any"
 ) -> list[Arrival]:
-    """Return rows of one task at these seconds."""
     return [
         Arrival(at_s=at_s, row=waiting_row(task, first_group + n, tokens=tokens, caller=caller))
         for n, at_s in enumerate(times)
@@ -81,7 +70,6 @@ class Simulation:
         return replace(LIMITS, max_work=self.time_model.next_tokens)
 
     def arrivals(self) -> list[PendingRow]:
-        """Queue every row that has arrived by now."""
         found = list[PendingRow]()
         while self.queue and self.queue[0][0] <= self.now:
             found.append(heapq.heappop(self.queue)[2])
@@ -91,7 +79,7 @@ class Simulation:
         """Run one batch, and preempting batches between its layers."""
         plan = plan_next(self.pending, limits=self.limits, order=self.order, rules=self.rules)
         self.take(plan)
-        seconds, preempted_by = self.machine.seconds_of(plan), 0.0
+        seconds, preempted_by = self.machine.seconds(plan.work), 0.0
         for _ in range(self.machine.num_layers):
             if self.machine.num_layers > 1:
                 preempted_by += self.preempt(plan, preempted_by)
@@ -99,7 +87,6 @@ class Simulation:
         self.answer(plan)
 
     def take(self, plan: BatchPlan) -> None:
-        """Let the batch of a plan begin."""
         self.pending.take(plan.batch)
         self.order = plan.order
 
@@ -114,15 +101,15 @@ class Simulation:
             )  # fmt: skip
             if plan is not None:
                 self.take(plan)
-                self.now += self.machine.seconds_of(plan)
+                self.now += self.machine.seconds(plan.work)
                 self.answer(plan)
                 charged += plan.charged
         return charged
 
     def answer(self, plan: BatchPlan) -> None:
-        """Record the rows of a finished batch, and its time."""
+        seconds = self.machine.seconds(plan.work)
         self.time_model = self.time_model.after(
-            work=plan.work, asked_tokens=plan.asked_tokens, seconds=self.machine.seconds_of(plan)
+            work=plan.work, asked_tokens=plan.asked_tokens, seconds=seconds
         )
         self.answered_at.update({row.spec.group: self.now for row in plan.batch})
 
@@ -147,14 +134,10 @@ def simulate(
     return {group: at_s - came[group] for group, at_s in simulation.answered_at.items()}
 
 
-def _num_tasks(plan: BatchPlan) -> int:
-    return len({row.task for row in plan.batch})
-
-
 def _calibrated(machine: Machine) -> BatchTimeModel:
     time_model = BatchTimeModel()
-    for work, num_tasks in ((16, 1), (128, 1), (128, 8), (16, 1), (96, 3)):
-        seconds = machine.seconds(work, num_tasks)
+    for work in (16, 128, 128, 16, 96):
+        seconds = machine.seconds(work)
         time_model = time_model.after(work=work, asked_tokens=work, seconds=seconds)
     return time_model
 
@@ -173,7 +156,6 @@ def poisson(rate: float, seed: int, seconds: float = SECONDS) -> list[float]:
 def many_tasks(
     name: str, count: int, rate: float, *, seed: int = 0, caller: str = "any"
 ) -> list[Arrival]:
-    """Return rows of tasks that are not noisy, each at this rate."""
     return [
         arrival
         for index in range(count)

@@ -19,7 +19,7 @@ from nunatak_server.scheduler.planner import (
     plan_batch,
     plan_next,
 )
-from nunatak_server.scheduler.rows import PendingRow, Priority, Queues, flow_of, work_added
+from nunatak_server.scheduler.rows import PendingRow, Priority, Queues, flow_of
 
 NOW = 100.0
 LATER = 200.0
@@ -199,31 +199,6 @@ def test_each_batch_belongs_to_one_backbone_and_every_row_is_computed(
         assert number <= OLDEST_EVERY * len(rows)
 
 
-def test_rows_of_one_text_on_two_backbones_go_one_after_the_other() -> None:
-    first = waiting_row("tone", 1)
-    second = changed(waiting_row("topic", 2), encoding=first.spec.encoding, backbone="other")
-
-    found = plan_batch(Queues([first, second]), limits=LIMITS)
-    rest = plan_batch(Queues([second]), limits=LIMITS, order=found.order)
-
-    assert (found.batch, rest.batch) == ((first,), (second,))
-
-
-def test_a_shadow_of_another_backbone_is_left_out() -> None:
-    plan = plan_batch(Queues([waiting_row("tone", 1)]), limits=LIMITS)
-    shadow = changed(waiting_row("tone", 1), backbone="other")
-
-    filled = add_shadows(plan, [shadow], limits=LIMITS, rules=TurnRules())
-
-    assert filled.batch == plan.batch
-
-
-def test_the_work_of_a_row_counts_the_cost_of_its_tokens() -> None:
-    row = waiting_row("tone", 1)
-
-    assert work_added(changed(row, token_cost=3.0).spec) == 3 * work_added(row.spec)
-
-
 @pytest.mark.parametrize("token_cost", [1.0, 0.1])
 def test_the_bound_of_the_work_counts_tokens_of_the_backbone_of_the_batch(
     token_cost: float,
@@ -232,15 +207,6 @@ def test_the_bound_of_the_work_counts_tokens_of_the_backbone_of_the_batch(
     rows = [changed(waiting_row("tone", n, tokens=4), token_cost=token_cost) for n in range(20)]
 
     assert len(plan_batch(Queues(rows), limits=limits).batch) == 6
-
-
-def test_a_shadow_shares_the_trunk_row_of_what_it_shadows() -> None:
-    own, shadow = fake_row(), fake_row()
-
-    planned = plan_shadows([own], [shadow])
-
-    assert planned.batch == (own, shadow)
-    assert (planned.num_tokens, planned.num_trunk_rows) == (4 + 2 + 2, 1)
 
 
 @pytest.mark.parametrize(
