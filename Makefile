@@ -133,7 +133,8 @@ torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry (ONLY="kills
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.registry.torture $(if $(ONLY),--only $(ONLY))
 
 abuse: $(VENV)/.dev  ## send a server bad requests by the thousand, what its schema allows, and slow clients
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.server.abuse
+	ABUSE=30 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 0 --timeout 3600 -m "slow or not slow" \
+	  $(addprefix tests/integration/server/test_,bad_input.py refusals.py slow_clients.py)
 
 report: $(VENV)/.dev  ## measure what sharing saves in whole servers (PARTS="race memory")
 	$(BIN)/python -m benchmarks.savings.report --rounds $(or $(ROUNDS),1) $(PARTS)
