@@ -71,7 +71,6 @@ class Asked(Setting):
 
 
 def main() -> None:
-    """Measure and record."""
     parser = figures_parser(__doc__, rounds=15)
     parser.add_argument("--part", choices=("integers",), help="on one thread; absent: the others")
     options, sheet = open_sheet(parser)
@@ -89,7 +88,6 @@ def main() -> None:
 
 
 def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Asked:
-    """Load the backbone and transformers' encoder of the same weights."""
     forms = served_forms(folder, dtype=dtype)
     (encoding,) = random_encodings([NUM_TOKENS], vocabulary=forms[""].config.vocab_size)
     encoder = load_encoder(folder, dtype)
@@ -97,7 +95,6 @@ def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Asked:
 
 
 def race_eight_tasks(sheet: Sheet, settings: Sequence[Asked]) -> None:
-    """Compare the mixed forward with dedicated models."""
     systems = [system for setting in settings for system in local_systems(setting)]
     times = race(systems, rounds=sheet.rounds)
     prefix = f"forward.fanout.t{NUM_TASKS}.k{TOP_LAYERS}"

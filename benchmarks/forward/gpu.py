@@ -65,7 +65,6 @@ class Setting:
 
     @property
     def device(self) -> torch.device:
-        """Where the systems compute."""
         return self.served.device
 
     def texts(self) -> list[Encoding]:
@@ -76,7 +75,6 @@ class Setting:
         return random_encodings(lengths, vocabulary=self.host.config.vocab_size)
 
     def on_device(self, task: Task) -> Task:
-        """Return a further task on the device with a copy of the parameters of `task`."""
         stored = build_branch(task.branch.spec, self.host.config, task.parameters)
         return replace(task, branch=convert_branch(stored, self.served))
 
@@ -87,7 +85,6 @@ class Setting:
 
 
 def main() -> None:
-    """Measure the requested parts."""
     parser = figures_parser(__doc__, rounds=15)
     parser.add_argument("parts", nargs="*", default=list(MEASURES), metavar="|".join(MEASURES))
     parser.add_argument("--dry", action="store_true", help="try everything out on the CPU")
@@ -176,12 +173,10 @@ def measure_fanout(sheet: Sheet, setting: Setting) -> None:
 
 
 def system(name: str, answer: Callable[[], Tensor]) -> System:
-    """A system at the number format of this benchmark."""
     return local(name, answer, tolerance=BF16_TOLERANCE)
 
 
 def moved(batch: PaddedBatch, device: torch.device) -> PaddedBatch:
-    """The batch on the device."""
     return replace(
         batch,
         inputs={name: tensor.to(device) for name, tensor in batch.inputs.items()},
@@ -191,7 +186,6 @@ def moved(batch: PaddedBatch, device: torch.device) -> PaddedBatch:
 
 
 def load_encoder(folder: Path) -> RobertaModel:
-    """The encoder of transformers, ready for inference."""
     return RobertaModel.from_pretrained(folder, add_pooling_layer=False, dtype=DTYPE).eval()
 
 

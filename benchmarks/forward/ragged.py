@@ -65,7 +65,6 @@ CEILING_GOALS = {
 
 
 def main() -> None:
-    """Measure and record."""
     _, sheet = open_sheet(figures_parser(__doc__, rounds=15))
     settings = [
         Setting(name=name, forms=served_forms(dtype=dtype)) for name, dtype in dtypes().items()
@@ -95,7 +94,6 @@ def race_lora(sheet: Sheet, settings: Sequence[Setting]) -> None:
 
 
 def record_lora(sheet: Sheet, setting: Setting, times: Times) -> None:
-    """Record the figures of one number format."""
     named = fastest(times, [setting.label(NAMED), setting.label(SORTED)])
     for form in setting.forms:
         prefix, ours = f"{PREFIX}.lora32.{setting.name}{form}", setting.label(f"nunatak{form}")
@@ -136,7 +134,6 @@ def lora_systems(setting: Setting) -> list[System]:
 
 
 def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
-    """Race 32 bottleneck tasks against `BatchSplit` of `adapters`."""
     encodings, tasks = random_requests(setting.backbone, [BOTTLENECK] * NUM_ROWS)
     texts = [encoding.token_ids for encoding in encodings]
     batches = {
@@ -201,7 +198,6 @@ def race_all_methods(sheet: Sheet, setting: Setting) -> None:
 def random_requests(
     backbone: Backbone, methods: Sequence[Method]
 ) -> tuple[list[Encoding], list[Task]]:
-    """Return texts of log-normal lengths, and one task for each text."""
     lengths = lognormal_lengths(len(methods))
     encodings = random_encodings(lengths, vocabulary=backbone.config.vocab_size)
     return encodings, random_tasks(backbone, methods)

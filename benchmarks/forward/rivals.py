@@ -77,7 +77,6 @@ def in_order(batches: Sequence[PaddedBatch], logits: Sequence[Tensor]) -> Tensor
 
 
 def load_encoder(folder: Path, dtype: torch.dtype) -> BertModel:
-    """The encoder of transformers, ready for inference."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
@@ -110,7 +109,6 @@ def dedicated_model(encoder: BertModel, task: Task) -> DedicatedModel:
 
 
 def answer_alone(models: Sequence[DedicatedModel], encodings: Sequence[Encoding]) -> Tensor:
-    """Answer each request with the model of its task, one request after another."""
     return torch.cat(
         [
             model.logits(torch.tensor([encoding.token_ids]))
@@ -146,7 +144,6 @@ def _layer_weights(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def _updates(task: Task) -> list[tuple[str, str, Tensor, Tensor]]:
-    """Return layer, target, down and up of each low-rank update."""
     return [
         (layer, target, down, task.parameters[f"layers.{layer}.lora.{target}.up"])
         for name, down in task.parameters.items()

@@ -56,7 +56,6 @@ class Worker:
         )
 
     def wait_until_ready(self) -> None:
-        """Block until the peer has built its models."""
         self._read("ready")
 
     def _ask(self, what: str, case: str, field: str) -> Any:  # noqa: ANN401 - JSON

@@ -17,7 +17,6 @@ def cores_of(text: str) -> Cores:
 
 
 def pinned(command: Sequence[str], cores: Cores) -> list[str]:
-    """Return the command that runs `command` on these cores only."""
     if cores is None:
         return list(command)
     return ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]

@@ -101,7 +101,6 @@ def race(
 
 
 def check_agreement(systems: Sequence[System]) -> None:
-    """Raise `DisagreementError` unless all systems give the answers of the first system."""
     expected = systems[0].answer()
     scale = expected.abs().max().item()
     for system in systems[1:]:
@@ -142,5 +141,4 @@ def ratios(times: Times, slow: str, fast: str) -> list[float]:
 
 
 def fastest(times: Times, names: Iterable[str]) -> str:
-    """Return the name with the lowest median time."""
     return min(names, key=lambda name: median(times[name]))

@@ -21,5 +21,4 @@ def read_part(folder: Path, part: str) -> list[Row]:
 
 
 def input_of(row: Row) -> Asked:
-    """Return the text of a row, or its pair of texts."""
     return (row["text"], row["text_pair"]) if row.get("text_pair") else row["text"]

@@ -34,7 +34,6 @@ OF_TRAINED = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the requested findings and print their table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -58,7 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def add_sweep_options(command: argparse.ArgumentParser) -> None:
-    """Add the options that choose the runs to train."""
     command.add_argument("file", type=Path, help="sweep file; its runs are trained here")
     command.add_argument("--out", type=Path, required=True)
     command.add_argument("--task", action="append", help="this task alone; repeatable")
@@ -84,7 +82,6 @@ def find(options: argparse.Namespace) -> Findings:
 
 
 def planned(options: argparse.Namespace) -> tuple[tuple[Run, ...], RunContext]:
-    """Return the chosen runs of the sweep file, and the context that trains these runs."""
     changes: dict[str, JsonValue] = {}
     if options.seed is not None:
         changes["seeds"] = [options.seed]

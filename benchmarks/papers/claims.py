@@ -53,7 +53,6 @@ class Claim(BaseModel):
         return self
 
     def judged(self, figures: Mapping[str, Estimate]) -> tuple[Verdict, str]:
-        """Return the verdict, and what is found here."""
         if self.verdict is not None:
             told = f"{self.here} ({SHORT})" if self.short else self.here
             return self.verdict, told
@@ -87,12 +86,10 @@ class Paper(BaseModel):
     claims: tuple[Claim, ...]
 
     def markdown(self, figures: Mapping[str, Estimate]) -> str:
-        """Return the paper's table."""
         rows = [[it.item, *reversed(it.judged(figures))] for it in self.claims]
         return f"### {self.paper}\n\n" + markdown_table(("claim", "here", "verdict"), rows)
 
 
 def read_claims() -> tuple[Paper, ...]:
-    """Read the claims of all papers."""
     found = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
     return TypeAdapter(tuple[Paper, ...]).validate_python(found)

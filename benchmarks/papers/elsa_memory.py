@@ -78,7 +78,6 @@ class Memory(BaseModel):
 
     @property
     def size(self) -> ModelSize:
-        """The parts of one full model."""
         return ModelSize(
             embedding=self.embedding,
             per_layer=self.per_layer,
@@ -88,7 +87,6 @@ class Memory(BaseModel):
 
     @property
     def num_tasks(self) -> int:
-        """The largest number of tasks."""
         return max(self.private)
 
     def formula(self, own: int) -> float:
@@ -111,13 +109,11 @@ class Memory(BaseModel):
 
 
 def read_memory(folder: Path) -> Memory:
-    """Return the newest measurement of memory."""
     lines = (folder / f"{MEMORY}.jsonl").read_text(encoding="utf-8").splitlines()
     return Memory.model_validate_json(lines[-1])
 
 
 def record(memory: Memory, sheet: Sheet) -> None:
-    """Record the shares at every depth."""
     for own in memory.ours:
         name = f"paper.elsa.mpnet.saved.n{memory.num_layers - own}"
         formula, unit = memory.formula(own), f"of {memory.num_tasks} full models"
@@ -221,7 +217,6 @@ def measure(
 
 
 def own_layers(version: str) -> int:
-    """Return the number of own layers in the name of a version, `TASK-kN`."""
     return int(version.rpartition("-k")[2])
 
 

@@ -34,7 +34,6 @@ By = Mapping[str, Mapping[int, float]]
 
 
 def read_all(folder: Path) -> Lines:
-    """Read the finished runs of every file of a folder."""
     found = dict[str, Sequence[PaperRun]]()
     for file in sorted(folder.glob("*.jsonl")):
         if file.stem != MEMORY:
@@ -43,12 +42,10 @@ def read_all(folder: Path) -> Lines:
 
 
 def all_figures(folder: Path) -> Figures:
-    """Return the figures of a folder of lines."""
     return figures_of(read_all(folder)) | memory_figures(read_memory(folder))
 
 
 def figures_of(lines: Lines) -> Figures:
-    """Return all figures that the runs give."""
     return {
         **elsa_figures("mpnet", lines.get("elsa-mpnet", ())),
         **elsa_figures("minilm", lines.get("elsa-minilm", ())),
@@ -238,17 +235,14 @@ def zeroshot_figures(runs: Sequence[PaperRun]) -> Figures:
 
 
 def transferred(run: PaperRun) -> float:
-    """The mean score of a run over all other languages."""
     return mean(run.transfer.values())
 
 
 def least_resourced(run: PaperRun) -> float:
-    """The mean score of a run over the least resourced languages."""
     return mean(run.transfer[it] for it in poor_languages(run))
 
 
 def poor_languages(run: PaperRun) -> list[str]:
-    """The sets of a run that are in the least resourced languages."""
     return [it for it in run.transfer if set(it.split("_")) & set(LEAST_RESOURCED)]
 
 

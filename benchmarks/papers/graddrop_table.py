@@ -77,7 +77,6 @@ def graddrop_markdown(cells: Sequence[Cell]) -> str:
 
 
 def average(cells: dict[tuple[str, str], Cell], variant: str, tasks: Sequence[str]) -> float:
-    """Return the mean over tasks of the mean over seeds."""
     return mean(mean(cells[variant, task].scores) for task in tasks)
 
 

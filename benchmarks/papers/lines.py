@@ -36,7 +36,6 @@ class PaperRun(RunRecord):
 
     @property
     def finished(self) -> Finished:
-        """The outcome of a run that finished."""
         if not isinstance(self.outcome, Finished):
             raise TypeError(f"the run {self.run.digest} failed: {self.outcome.message}")
         return self.outcome

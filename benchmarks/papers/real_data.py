@@ -78,14 +78,12 @@ def main() -> None:
 
 
 def train_all(folder: Path, data: Path) -> dict[str, TrainOutcome]:
-    """Train every task on one backbone and publish it."""
     backbone = load_backbone()
     with Registry.open(folder) as registry:
         return {it.name: train_one(it, registry, backbone, data / it.name) for it in TASKS}
 
 
 def train_one(task: RealTask, registry: Registry, backbone: Backbone, data: Path) -> TrainOutcome:
-    """Train by the default recipe of the method."""
     changes = {"metric": task.metric.value, "positive_label": task.positive_label}
     settings = TrainSettings(
         task=task.name, data=data, settings=RunSettings(method=task.method, changes=changes)
@@ -135,12 +133,10 @@ def serve_all(registry: Path, data: Path) -> dict[str, float]:
 
 
 def recorded(outcome: TrainOutcome) -> float:
-    """The metric in the manifest."""
     return outcome.manifest.metrics[0].value
 
 
 def page(outcomes: Mapping[str, TrainOutcome], served: Mapping[str, float]) -> str:
-    """The results as a document."""
     rows = (
         (
             task.name,

@@ -73,7 +73,6 @@ DEVIATIONS = """## Where the methods differ from the papers
 
 
 def main() -> None:
-    """Write both pages and their plots."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=Path, default=LINES, help="folder of the lines")
     parser.add_argument("--page", type=Path, default=PAGE)
@@ -112,20 +111,17 @@ def claimed(folder: Path) -> Mapping[str, tuple[float, str]]:
 
 
 def machines_of(folder: Path) -> list[str]:
-    """Return the machines of all lines."""
     runs = {it.hardware for runs in read_all(folder).values() for it in runs}
     return sorted(runs | {read_memory(folder).hardware})
 
 
 def counted(figures: Mapping[str, Estimate]) -> str:
-    """Return how many claims have each verdict."""
     verdicts = [it.judged(figures)[0] for paper in read_claims() for it in paper.claims]
     counts = [f"*{it}* {verdicts.count(it)}" for it in Verdict if it in verdicts]
     return f"The verdicts on the {len(verdicts)} claims: {named(counts)}."
 
 
 def page_of(folder: Path) -> tuple[str, Mapping[str, Figure]]:
-    """Return the page that the lines of a folder make, and its plots by name."""
     lines, drawings = read_all(folder), dict[str, Figure]()
     figures = all_figures(folder)
     parts = [
@@ -186,7 +182,6 @@ def adapter_part(lines: Lines, drawings: Drawings) -> str:
 
 
 def graddrop_part(lines: Lines, drawings: Drawings) -> str:
-    """Return the averages by variant, and the curves."""
     runs = lines.get("graddrop", ())
     cells, text = graddrop_cells(runs), ""
     if cells:
@@ -211,7 +206,6 @@ def zeroshot_part(lines: Lines, drawings: Drawings) -> str:
 
 
 def variant_of(run: PaperRun) -> str:
-    """The regularizer of a run."""
     return regularizer_label(run.run.recipe)
 
 
@@ -242,7 +236,6 @@ def languages(runs: Sequence[PaperRun], name_of: Callable[[PaperRun], str]) -> s
 
 
 def best_rate(runs: Sequence[PaperRun], scores: Mapping[int, float]) -> float:
-    """Return the rate of the runs that have these scores."""
     return next(
         it.run.recipe.learning_rate
         for it in runs
@@ -251,7 +244,6 @@ def best_rate(runs: Sequence[PaperRun], scores: Mapping[int, float]) -> float:
 
 
 def robustness_part(lines: Lines, drawings: Drawings) -> str:
-    """Return box plots over learning rates."""
     runs, text = lines.get("robustness", ()), ""
     if runs:
         found = analyze_robustness(runs)

@@ -143,7 +143,6 @@ def cut(data: TaskData, sizes: Sizes) -> TaskData:
 
 
 def train(one: Try, data: TaskData, backbone: Backbone, sizes: Sizes, *, seed: int) -> Run:
-    """Train once, and score the version of the best epoch."""
     if data.test is None:
         raise ValueError(f"{data.name} has no test examples")
     changes: dict[str, JsonValue] = {

@@ -14,7 +14,6 @@ class Models(litserve.LitAPI):
     """Decodes, runs the rows of a batch grouped by task, and encodes."""
 
     def setup(self, device: str) -> None:
-        """Load every task's model."""
         torch.set_grad_enabled(False)
         self.tokenizer = AutoTokenizer.from_pretrained(READ.tasks[0])
         self.models = {
@@ -24,11 +23,9 @@ class Models(litserve.LitAPI):
         print(f"{READY}http://127.0.0.1:{READ.port}", flush=True)
 
     def decode_request(self, request: dict) -> dict:
-        """Return the request unchanged."""
         return request
 
     def batch(self, inputs: list[dict]) -> list[dict]:
-        """Return the requests of one batch."""
         return inputs
 
     def predict(self, x: list[dict]) -> list[list[list[float]]]:
@@ -52,11 +49,9 @@ class Models(litserve.LitAPI):
         return results
 
     def unbatch(self, output: list[list[list[float]]]) -> list[list[list[float]]]:
-        """Return the answers of one batch."""
         return output
 
     def encode_response(self, output: list[list[float]]) -> dict:
-        """Return the answer as the body."""
         return {"results": output}
 
 

@@ -28,11 +28,9 @@ class Models:
 
     @serve.multiplexed(max_num_models_per_replica=len(FOLDERS))
     async def get_model(self, model_id: str):  # noqa: ANN201
-        """Load a task's model."""
         return AutoModelForSequenceClassification.from_pretrained(self.folders[model_id]).eval()
 
     async def __call__(self, request: Request) -> dict:
-        """Answer for all tasks that the body names."""
         question = await request.json()
         torch.set_grad_enabled(False)
         inputs = self.tokenizer(

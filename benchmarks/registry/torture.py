@@ -116,14 +116,12 @@ def controls(sheet: Sheet) -> Iterator[Figure]:
 
 
 def corruption(sheet: Sheet) -> Iterator[Figure]:
-    """Stores damaged at random."""
     with scratch(in_memory=True) as folder:
         tally = corrupt_stores(folder, num_stores=NUM_STORES, seed=SEED)
     yield report(sheet, "registry.torture.corrupt_stores", tally, "damaged stores")
 
 
 def hostility(sheet: Sheet) -> Iterator[Figure]:
-    """Hostile artefacts and names."""
     with scratch(in_memory=True) as folder, Registry.open(folder / "registry") as registry:
         publish_one(registry)
         found = {
@@ -190,7 +188,6 @@ def scale(sheet: Sheet) -> Iterator[Figure]:
 
 
 def report(sheet: Sheet, identifier: str, tally: Tally, of_what: str) -> Figure:
-    """Print a tally and record its failures."""
     print(tally.line(), *(f"  {it}" for it in tally.problems), sep="\n", flush=True)
     unit = f"lost, wrong or dangling after {tally.injected} {of_what} (seed {tally.seed})"
     reason = "; ".join(tally.problems[:2]) or None

@@ -25,7 +25,6 @@ class OurClient:
         self._client = client
 
     async def ask(self, tasks: Sequence[str], text: str) -> None:
-        """Use the task's own route for one task, and one request for several tasks."""
         if len(tasks) == 1:
             await self._client.predict(tasks[0], text)
             return
@@ -41,7 +40,6 @@ class PlainClient:
         self._addresses = addresses
 
     async def ask(self, tasks: Sequence[str], text: str) -> None:
-        """Ask the tasks; raise an error unless every task answers."""
         await self.probabilities(tasks, text)
 
     async def probabilities(self, tasks: Sequence[str], text: str) -> list[list[float]]:

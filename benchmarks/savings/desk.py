@@ -83,7 +83,6 @@ class Desk:
     cores: tuple[int, ...] | None
 
     def backbone(self, shape: Shape) -> Backbone:
-        """Load a backbone."""
         return load_backbone(backbone_folder(shape, self.work / "backbones"))
 
     def deployment(

@@ -131,7 +131,6 @@ INT8_GOALS = (
 
 
 def main() -> None:
-    """Race on the shapes, and record the figures of each."""
     parser = figures_parser(__doc__, rounds=2)
     parser.add_argument("shapes", nargs="*", default=["modernbert", "minilm"], metavar="SHAPE")
     options, sheet = open_sheet(parser)
@@ -145,7 +144,6 @@ def main() -> None:
 
 
 def ways(backbone: Backbone) -> dict[str, Method]:
-    """Return the methods of the tasks on a backbone."""
     middle = backbone.config.num_layers // 2
     return {
         TOP: TopK(num_layers=3),
@@ -214,7 +212,6 @@ def run_round(
 
 
 async def take_turn(started: Started, tasks: Sequence[str], effort: Effort, *, seed: int) -> Turn:
-    """Measure a running system."""
     # No text comes twice to a server, because a cache would answer it.
     texts = Requests(TEXTS, tasks, seed=seed)
     async with client_of(started) as client:

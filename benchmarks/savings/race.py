@@ -52,7 +52,6 @@ class Effort:
     """Most seconds of the longer trial, also if it has fewer requests."""
 
     def seconds_to_believe(self, rate_per_s: float) -> float:
-        """Return the seconds of the longer trial of a rate."""
         return min(self.longest_s, max(self.look_s, self.requests / rate_per_s))
 
 

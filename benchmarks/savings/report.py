@@ -27,7 +27,6 @@ FLOAT32_BYTES, TASKS_SHOWN = 4, 100
 
 
 def main() -> None:
-    """Measure and record the requested parts."""
     parser = figures_parser(__doc__, rounds=1)
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
     parser.add_argument("--extent", choices=EXTENTS, default="full")

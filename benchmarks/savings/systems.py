@@ -64,7 +64,6 @@ class System(StrEnum):
 
     @property
     def is_process_per_task(self) -> bool:
-        """Whether each task has its own process."""
         return self in {System.PROCESSES_PRIVATE, System.PROCESSES_MAPPED}
 
 
@@ -94,16 +93,13 @@ class Deployment:
     """Further options of `nunatak serve`."""
 
     def folders(self, system: System) -> tuple[Path, ...]:
-        """Return the folders of tasks that a baseline loads."""
         kind = "peft" if system.holds_adapters else "full"
         return tuple(self.folder / kind / task for task in self.tasks)
 
     def of(self, tasks: tuple[str, ...]) -> "Deployment":
-        """Return the same deployment with other tasks."""
         return replace(self, tasks=tasks)
 
     def first(self, count: int) -> "Deployment":
-        """Return the same deployment with only the first `count` tasks."""
         return self.of(self.tasks[:count])
 
 
@@ -122,7 +118,6 @@ class Started:
         return sum(it.pss for it in full), sum(it.rss for it in full)
 
     def pss(self) -> int:
-        """Return the PSS of all processes of the system."""
         return self.memory()[0]
 
     def alone(self) -> int:

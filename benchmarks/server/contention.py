@@ -48,7 +48,6 @@ SEEDS = itertools.count(1)
 
 
 def main() -> None:
-    """Measure and record the requested parts."""
     parser = figures_parser(__doc__, rounds=4)
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
     parser.add_argument("--seconds", type=float, default=15, help="of each part of a round")
@@ -183,19 +182,16 @@ def saturate(
 
 
 def p99_ms(samples: Sequence[Sample]) -> float:
-    """Return the p99 of the milliseconds since the due times."""
     return percentile([it.response_ms for it in samples], 99)
 
 
 def check(samples: Iterable[Sample]) -> None:
-    """Stop the measurement if a request has failed."""
     failed = [it for it in samples if it.error is not None]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed, the first with {failed[0].error}")
 
 
 def outcomes(samples: Iterable[Sample]) -> str:
-    """Return the number of requests with each outcome, in words."""
     counts = Counter(it.error or "answered" for it in samples)
     return ", ".join(f"{count} x {outcome}" for outcome, count in sorted(counts.items()))
 

@@ -85,7 +85,6 @@ def run_smoothly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def request_of(task: str, text: str, deadline_ms: int) -> bytes:
-    """Return the bytes of a request."""
     body = json.dumps({"inputs": text}).encode()
     head = (
         f"POST /v1/tasks/{task}/predict HTTP/1.1\r\nhost: benchmark\r\n"

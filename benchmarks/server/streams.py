@@ -37,7 +37,6 @@ WORDS = "the answer of a model about ships and the sea in the north last year".s
 
 
 def main() -> None:
-    """Measure and record."""
     parser = figures_parser(__doc__, rounds=3)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--backbone", default=DEFAULT_BACKBONE)
@@ -161,7 +160,6 @@ class Caller:
 
 
 async def whole(client: httpx.AsyncClient, text: str) -> None:
-    """Ask for the verdict about a whole text."""
     answer = await client.post("/v1/verdicts/guard", json={"inputs": text})
     answer.raise_for_status()
 
@@ -181,7 +179,6 @@ async def cpu_s(client: httpx.AsyncClient, work: Awaitable[None]) -> float:
 
 
 async def metric(client: httpx.AsyncClient, name: str) -> float:
-    """Return the sum of a metric over its labels."""
     lines = (await client.get("/metrics")).text.splitlines()
     return sum(float(it.rsplit(" ", 1)[1]) for it in lines if it.startswith(name))
 

@@ -28,7 +28,6 @@ class Findings:
 
 
 def save_findings(findings: Findings, folder: Path) -> tuple[Path, ...]:
-    """Write `NAME.csv`, `NAME.md` and `NAME.png`; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = tuple(folder / f"{findings.name}.{suffix}" for suffix in ("csv", "md", "png"))
     table, page, drawing = paths

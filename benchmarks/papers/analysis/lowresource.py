@@ -40,7 +40,6 @@ class Gain:
 
     @property
     def gain(self) -> float:
-        """The score of the method minus the score of full fine-tuning."""
         return self.score - self.baseline
 
 
