@@ -15,7 +15,6 @@ from matplotlib.ticker import PercentFormatter
 
 from benchmarks.harness.plots import save_svg
 from benchmarks.harness.recording import FIGURES, ROOT, Sheet, figures_parser
-from benchmarks.harness.sets import input_of, read_part
 from benchmarks.papers.elsa_memory import (
     BACKBONE,
     MEMORY,
@@ -82,9 +81,8 @@ def main() -> None:
     options = parser.parse_args()
     publish_missing(options.data, options.models, options.registry)
     sheet = Sheet(command="make elsa", file=options.figures)
-    first = {task: input_of(read_part(options.data / task, "dev")[0]) for task in TASKS}
-    asked = {f"{task}-k{own}": first[task] for own in OWN for task in TASKS}
-    memory = measure(options.models / BACKBONE, options.registry, asked, work=WORK, sheet=sheet)
+    names = [f"{task}-k{own}" for own in OWN for task in TASKS]
+    memory = measure(options.models / BACKBONE, options.registry, names, work=WORK, sheet=sheet)
     with (options.lines / f"{MEMORY}.jsonl").open("a", encoding="utf-8") as lines:
         lines.write(f"{memory.model_dump_json()}\n")
     record(memory, sheet)

@@ -23,9 +23,6 @@ class Extent:
     copies: Mapping[Shape, tuple[int, ...]]
     """Numbers of full models; the lines are extrapolated beyond the last number."""
     processes: tuple[int, ...]
-    saved_shape: Shape
-    saved_tasks: tuple[int, ...]
-    saved_frozen: tuple[int, ...]
     settling_s: float
     """Seconds between the last answer and the measurement of the memory."""
     race_tasks: int
@@ -39,9 +36,6 @@ FULL = Extent(
     ours={Shape.MINILM: (1, 25, 50, 75, 100), Shape.BERT_BASE: (1, 25, 50, 75, 100)},
     copies={Shape.MINILM: (1, 8, 16, 32), Shape.BERT_BASE: (1, 4, 8)},
     processes=(1, 2, 4),
-    saved_shape=Shape.ROBERTA_BASE,
-    saved_tasks=(2, 4, 8),
-    saved_frozen=(6, 9, 11),
     settling_s=6.0,
     race_tasks=16,
     racers=(
@@ -60,9 +54,6 @@ SMOKE = Extent(
     ours={Shape.TINY: (1, 3)},
     copies={Shape.TINY: (1, 2)},
     processes=(),
-    saved_shape=Shape.TINY,
-    saved_tasks=(2,),
-    saved_frozen=(1,),
     settling_s=0.0,
     race_tasks=2,
     racers=(System.NUNATAK, System.NUNATAK_BFLOAT16, System.FULL_MODELS),

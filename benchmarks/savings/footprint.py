@@ -50,13 +50,11 @@ def pss_bytes(
     return [_of_a_start(system, deployment, count, settling_s, count_of) for count in counts]
 
 
-def runtime_bytes(
-    system: System, tiny: Deployment, *, settling_s: float, count_of: CountOf = Started.pss
-) -> int:
+def runtime_bytes(system: System, tiny: Deployment, *, settling_s: float) -> int:
     """Return the bytes of a system almost without weights: interpreter, libraries, threads."""
     weights = (tiny.backbone / "model.safetensors").stat().st_size
     with running(system, tiny) as started:
-        return _asked(started, tiny.tasks, settling_s, count_of) - weights
+        return _asked(started, tiny.tasks, settling_s, Started.alone) - weights
 
 
 def _of_one_server(

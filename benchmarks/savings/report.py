@@ -13,13 +13,13 @@ from benchmarks.harness.makers import BOTTLENECK, HEAD, LORA, TOP_LAYER, TaskPla
 from benchmarks.harness.pinning import cores_of, keep_off
 from benchmarks.harness.recording import Sheet, figures_parser
 from benchmarks.harness.shapes import Shape
-from benchmarks.savings.desk import FULL, SMOKE, WORK, Desk, Extent
-from benchmarks.savings.footprint import WITHOUT_CACHE, footprint, pss_bytes, runtime_bytes
+from benchmarks.savings.desk import FULL, SMOKE, WORK, Desk
+from benchmarks.savings.footprint import WITHOUT_CACHE, footprint
 from benchmarks.savings.race import run_round
 from benchmarks.savings.systems import Deployment, System
-from nunatak_contract.methods import QUERY_AND_VALUE, Lora, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora
 from nunatak_loadtest.scenarios import scenario_named
-from nunatak_model import BranchSpec, model_size, parameter_shapes, parameters_saved
+from nunatak_model import BranchSpec, parameter_shapes
 
 EXTENTS = {"full": FULL, "smoke": SMOKE}
 MIXED = (LORA, TOP_LAYER, BOTTLENECK)
@@ -62,49 +62,6 @@ def memory(desk: Desk) -> None:
         systems = {System.PROCESSES_PRIVATE: few, System.PROCESSES_MAPPED: few} if few else {}
         for system, numbers in (systems | {System.FULL_MODELS: copies}).items():
             _record_line(desk, shape, system, _with_tasks(apart, adapters), numbers)
-
-
-def saved(desk: Desk) -> None:
-    """Measure the paper's table in deployment: the growth of our server against full models.
-
-    The formula counts parameters. The full models therefore have all their parameters in memory, as
-    after some traffic. A second figure compares with models whose files are mapped, and whose
-    embeddings are hardly read yet. Our server holds the backbone layers that its tasks read.
-    """
-    shape, extent = desk.extent.saved_shape, desk.extent
-    config = desk.backbone(shape).config
-    most = max(extent.saved_tasks)
-    tiny = plans(1, (LORA,))
-    nothing = desk.deployment(Shape.TINY, "runtime", tiny, options=WITHOUT_CACHE, full_models=tiny)
-    copies = plans(most, (TopK(num_layers=1),), prefix="copy")
-    apart = _with_tasks(desk.deployment(shape, "copies", [], full_models=copies), copies)
-    copied, mapped = (
-        _grown(system, apart, nothing, extent)
-        for system in (System.FULL_MODELS_PRIVATE, System.FULL_MODELS)
-    )
-    for frozen in extent.saved_frozen:
-        wanted = plans(most, (TopK(num_layers=config.num_layers - frozen),), prefix=f"n{frozen}")
-        options = (*WITHOUT_CACHE, "--backbone-layers", str(frozen))
-        ours = _grown(
-            System.NUNATAK,
-            desk.deployment(shape, f"n{frozen}", wanted, options=options),
-            nothing,
-            extent,
-        )
-        for count, server, models, lazy in zip(
-            extent.saved_tasks, ours, copied, mapped, strict=True
-        ):
-            size = model_size(config, HEAD)
-            formula = parameters_saved(size, num_tasks=count, num_frozen=frozen)
-            name = f"{shape}.t{count}.n{frozen}"
-            desk.sheet.record(
-                f"report.saved.{name}",
-                [1 - server / models],
-                unit=f"of the memory of full models; formula {formula:.3f}",
-                goal=f">= {formula - 0.02:.3f}",
-            )
-            unit = "of the memory of full models, mapped, of which each has answered one text"
-            desk.sheet.record(f"report.saved_mapped.{name}", [1 - server / lazy], unit=unit)
 
 
 def races(desk: Desk) -> None:
@@ -150,20 +107,11 @@ def _record_line(
     return slope
 
 
-def _grown(
-    system: System, deployment: Deployment, nothing: Deployment, extent: Extent
-) -> list[int]:
-    """Return the bytes of a system at each number of tasks, without its runtime."""
-    alone = runtime_bytes(system, nothing, settling_s=extent.settling_s)
-    found = pss_bytes(system, deployment, extent.saved_tasks, settling_s=extent.settling_s)
-    return [it - alone for it in found]
-
-
 def _with_tasks(deployment: Deployment, wanted: list[TaskPlan]) -> Deployment:
     return deployment.of(tuple(plan.name for plan in wanted))
 
 
-PARTS: Mapping[str, Callable[[Desk], None]] = {"saved": saved, "memory": memory, "race": races}
+PARTS: Mapping[str, Callable[[Desk], None]] = {"memory": memory, "race": races}
 
 if __name__ == "__main__":
     main()
