@@ -13,11 +13,13 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from benchmarks.papers.analysis.findings import Findings, save_findings
-from benchmarks.papers.analysis.lowresource import analyze_lowresource
-from benchmarks.papers.analysis.robustness import analyze_robustness
-from benchmarks.papers.analysis.rsa import NUM_TOKENS
-from benchmarks.papers.analysis.trained import analyze_landscape, analyze_rsa
+from benchmarks.papers.of_results import (
+    Findings,
+    analyze_lowresource,
+    analyze_robustness,
+    save_findings,
+)
+from benchmarks.papers.of_trained import NUM_TOKENS, analyze_landscape, analyze_rsa
 from nunatak_contract.errors import NunatakError
 from nunatak_training.sweeps.planning import Run, plan_runs, read_grid
 from nunatak_training.sweeps.results import ResultsFolder, RunRecord

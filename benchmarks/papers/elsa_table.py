@@ -14,7 +14,7 @@ from statistics import mean
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from benchmarks.papers.estimate import Estimate, estimate
+from benchmarks.papers.claims import Estimate, estimate
 from benchmarks.papers.lines import PaperRun
 from nunatak_contract.cards import markdown_table
 from nunatak_training.sweeps.reporting import LOOKS, deviation, legend_below, num_frozen
