@@ -174,9 +174,7 @@ def _by_finished_task(runs: Sequence[PaperRun], name_of: Callable[[PaperRun], st
     """The scores of each task that has runs of every method."""
     wanted = {name_of(it) for it in runs}
     found = [
-        at_best_rate(
-            [it for it in runs if it.run.task == task], lambda it: it.finished.score, name_of
-        )
+        at_best_rate([it for it in runs if it.run.task == task], name_of)
         for task in sorted({it.run.task for it in runs})
     ]
     return [it for it in found if set(it) == wanted]
@@ -216,7 +214,7 @@ def zeroshot_figures(runs: Sequence[PaperRun]) -> Figures:
     for task, short in SENTENCES.items():
         ours = [it for it in runs if it.run.task == task and it.transfer]
         tuned = [it for it in ours if it.run.sweep == "zeroshot"]
-        families = at_best_rate(tuned, transferred, family_of)
+        families = at_best_rate(tuned, family_of, transferred)
         if {ADAPTERS, "full"} <= set(families):
             gains = paired([(families[ADAPTERS], families["full"])])
             if gains:
@@ -275,8 +273,8 @@ def best_runs(
 
 def at_best_rate(
     runs: Sequence[PaperRun],
-    score_of: Callable[[PaperRun], float],
     name_of: Callable[[PaperRun], str],
+    score_of: Callable[[PaperRun], float] = lambda it: it.finished.score,
 ) -> By:
     """Return the scores by method and seed, of the setting with the best mean score on dev."""
     return {
