@@ -18,9 +18,8 @@ from benchmarks.harness.makers import LORA, export_full_model, plans
 from benchmarks.harness.recording import Sheet, hardware
 from benchmarks.harness.shapes import Shape
 from benchmarks.papers.long_runs import HERE, PaperContext, publish_run, version_name
-from benchmarks.savings.desk import SMOKE, Desk
 from benchmarks.savings.footprint import WITHOUT_CACHE, pss_bytes, runtime_bytes
-from benchmarks.savings.systems import Deployment, Started, System
+from benchmarks.savings.systems import Deployment, Desk, Started, System
 from nunatak_client import Client
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import TopK
@@ -144,7 +143,6 @@ def measure(
     names: Sequence[str],
     *,
     work: Path,
-    sheet: Sheet,
     copied: Sequence[int] = COPIES,
     settling_s: float = SETTLING_S,
 ) -> Memory:
@@ -157,11 +155,10 @@ def measure(
         registry: holds the tasks.
         names: the tasks, `NAME-kN` with N own layers, in the order of loading.
         work: folder of full copies, made on demand.
-        sheet: of the benchmark's figures.
         copied: numbers of full copies; the number of tasks is always one of them.
         settling_s: seconds between the last answer and a measurement.
     """
-    desk = Desk(work=work, sheet=sheet, extent=SMOKE, cores=None)
+    desk = Desk(work=work)
     tiny = plans(1, (LORA,))
     nothing = desk.deployment(Shape.TINY, "runtime", tiny, options=WITHOUT_CACHE, full_models=tiny)
     systems = (System.NUNATAK, System.FULL_MODELS_PRIVATE, System.FULL_MODELS)

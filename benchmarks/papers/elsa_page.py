@@ -82,7 +82,7 @@ def main() -> None:
     publish_missing(options.data, options.models, options.registry)
     sheet = Sheet(command="make elsa", file=options.figures)
     names = [f"{task}-k{own}" for own in OWN for task in TASKS]
-    memory = measure(options.models / BACKBONE, options.registry, names, work=WORK, sheet=sheet)
+    memory = measure(options.models / BACKBONE, options.registry, names, work=WORK)
     with (options.lines / f"{MEMORY}.jsonl").open("a", encoding="utf-8") as lines:
         lines.write(f"{memory.model_dump_json()}\n")
     record(memory, sheet)

@@ -31,11 +31,11 @@ from benchmarks.harness.open_loop import LoadClient, percentile
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.shapes import Shape
 from benchmarks.savings.clients import answers, client_of
-from benchmarks.savings.desk import FULL, WORK, Desk
 from benchmarks.savings.race import check_agreement
 from benchmarks.savings.systems import (
     PEERS_FOLDER,
     Deployment,
+    Desk,
     Started,
     System,
     interpreter_of,
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", default=["modernbert", "minilm"], metavar="SHAPE")
     options, sheet = open_sheet(parser)
     torch.set_num_threads(1)
-    desk = Desk(work=WORK, sheet=sheet, extent=FULL, cores=None)
+    desk = Desk()
     for name in options.shapes:
         shape = SHAPES[name]
         deployments = deploy(desk, shape)

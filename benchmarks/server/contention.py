@@ -31,9 +31,9 @@ import uvloop
 
 from benchmarks.harness.makers import publish
 from benchmarks.harness.open_loop import Planned, Sample, drive_closed, drive_open, percentile, plan
-from benchmarks.harness.pinning import cores_of, keep_off, pinned
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import ratios
+from benchmarks.savings.systems import cores_of, keep_off, pinned
 from demo.server_process import ServerProcess
 from nunatak_client import ApiError, ConnectionFailedError, InvalidResponseError
 from nunatak_loadtest.scenarios import Scenario

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.makers import TaskPlan, publish_missing
-from benchmarks.harness.recording import Sheet
 from benchmarks.harness.workload import minilm_folder
 from benchmarks.papers.elsa_memory import TOLERANCE, measure
 from benchmarks.papers.elsa_page import memory_cells
@@ -63,7 +62,6 @@ def test_the_measured_share_and_the_formula_agree(tmp_path: Path) -> None:
         tmp_path / "registry",
         [plan.name for plan in wanted],
         work=tmp_path / "work",
-        sheet=Sheet(command="test", file=tmp_path / "figures.jsonl", rounds=1),
         copied=(),
         settling_s=6.0,
     )
