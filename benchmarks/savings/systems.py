@@ -71,7 +71,8 @@ class Baseline(NamedTuple):
     mode: str = ""
     folders: str = "full"
     """What the system loads: `full` models, or the adapters of `peft`."""
-    is_process_per_task: bool = False
+    is_apart: bool = False
+    """Whether each task has its own process."""
 
 
 BASELINES: Mapping[System, Baseline] = {
@@ -80,10 +81,8 @@ BASELINES: Mapping[System, Baseline] = {
     System.PACKED_MODELS: Baseline("packed_models.py"),
     System.ONNXRUNTIME: Baseline("onnxruntime_models.py", "model.onnx"),
     System.ONNXRUNTIME_INT8: Baseline("onnxruntime_models.py", "rounded.onnx"),
-    System.PROCESSES_PRIVATE: Baseline("full_models.py", "private", is_process_per_task=True),
-    System.PROCESSES_MAPPED: Baseline(
-        "peft_adapters.py", "switch", "peft", is_process_per_task=True
-    ),
+    System.PROCESSES_PRIVATE: Baseline("full_models.py", "private", is_apart=True),
+    System.PROCESSES_MAPPED: Baseline("peft_adapters.py", "switch", "peft", is_apart=True),
     System.PEFT_SWITCH: Baseline("peft_adapters.py", "switch", "peft"),
     System.PEFT_MIXED: Baseline("peft_adapters.py", "mixed", "peft"),
 }
@@ -192,7 +191,7 @@ def running(system: System, deployment: Deployment) -> Generator[Started]:
     Raises:
         StartError: the system ended before it accepted requests.
     """
-    are_apart = system in BASELINES and BASELINES[system].is_process_per_task
+    are_apart = system in BASELINES and BASELINES[system].is_apart
     groups = [[it] for it in deployment.tasks] if are_apart else [list(deployment.tasks)]
     with ExitStack() as stack:
         addresses, pids = dict[str, str](), list[int]()
