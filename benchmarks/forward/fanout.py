@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import BertModel
+from transformers import PreTrainedModel
 
 from benchmarks.forward.rivals import answer_alone, dedicated_model, load_encoder, own_weights
 from benchmarks.forward.worker import running
@@ -66,7 +66,7 @@ TIMES_FASTER = "times faster than dedicated forwards"
 class Asked(Setting):
     """The backbone, transformers' encoder of the same weights, and the text."""
 
-    encoder: BertModel
+    encoder: PreTrainedModel
     encoding: Encoding
 
 

@@ -85,14 +85,7 @@ def race(
 ) -> Times:
     """Check that all systems agree with the first, then let them run in turns.
 
-    Args:
-        systems: the racing systems.
-        rounds: how often each system runs, after one round to warm up.
-        clocks: functions that time work without answers, called once per round.
-        seed: seeds the order within rounds.
-
-    Raises:
-        DisagreementError: a system differs from the first one by more than its tolerance.
+    One round warms up. `clocks` time work without answers, once per round.
     """
     with torch.inference_mode():
         check_agreement(systems)

@@ -68,12 +68,6 @@ def add_sweep_options(command: argparse.ArgumentParser) -> None:
 
 
 def find(options: argparse.Namespace) -> Findings:
-    """Run the analysis.
-
-    Raises:
-        NunatakError: results or data are missing or broken, or a run cannot be trained.
-        NunatakError: the method of a run does not fit the backbone.
-    """
     if options.analysis in OF_RESULTS:
         _, analyze = OF_RESULTS[options.analysis]
         return analyze(ResultsFolder(options.results).records())

@@ -148,15 +148,9 @@ def measure(
 ) -> Memory:
     """Measure a server that loads the tasks of each number of own layers, and full copies.
 
-    Every load compares the answers to the version's probe with those of training.
-
-    Args:
-        backbone: its folder.
-        registry: holds the tasks.
-        names: the tasks, `NAME-kN` with N own layers, in the order of loading.
-        work: folder of full copies, made on demand.
-        copied: numbers of full copies; the number of tasks is always one of them.
-        settling_s: seconds between the last answer and a measurement.
+    Every load compares the answers to the version's probe with those of training. The tasks
+    are `NAME-kN` with N own layers, in the order of loading. The number of tasks is always one of
+    the numbers of full copies.
     """
     desk = Desk(work=work)
     tiny = plans(1, (LORA,))

@@ -59,11 +59,7 @@ class PaperRun(RunRecord):
 
 
 def read_lines(file: Path) -> tuple[PaperRun, ...]:
-    """Return the runs of a file; none if there is no file.
-
-    Raises:
-        NunatakError: `corrupt_result`, a line holds no run.
-    """
+    """Return the runs of a file; none if there is no file."""
     return tuple(_runs(file)) if file.exists() else ()
 
 

@@ -104,11 +104,7 @@ def _shown(cell: str | float) -> str:
 
 
 def finished_cells(records: Sequence[RunRecord]) -> list[Cell]:
-    """Return the settings with a finished run, in the order of the records.
-
-    Raises:
-        NunatakError: `invalid_sweep`, no run has finished.
-    """
+    """Return the settings with a finished run, in the order of the records."""
     cells = [cell for cell in cells_of(records) if cell.outcomes]
     if not cells:
         raise NunatakError(
@@ -150,9 +146,6 @@ def gains(cells: Sequence[Cell]) -> tuple[Gain, ...]:
 
     Of cells that differ only in learning rate or regularizer, the cell with the best mean on dev
     examples counts, also if the scores are of test examples.
-
-    Raises:
-        NunatakError: `invalid_sweep`, for some examples no run of full fine-tuning has finished.
     """
     by_ground = defaultdict[Ground, dict[str, Cell]](dict)
     for cell in cells:

@@ -80,8 +80,7 @@ def sampled_tokens(
 ) -> Int[Tensor, " tokens"]:
     """Return the positions of at most `num_tokens` text tokens in the packed inputs, in order.
 
-    Raises:
-        NunatakError: `too_few_examples`, fewer than three tokens have no correlation.
+    Fewer than three tokens have no correlation.
     """
     of_text = [
         alignment.text_ids[position] is not None

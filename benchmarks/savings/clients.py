@@ -43,12 +43,7 @@ class PlainClient:
         await self.probabilities(tasks, text)
 
     async def probabilities(self, tasks: Sequence[str], text: str) -> list[list[float]]:
-        """Return the probabilities of the labels, by task.
-
-        Raises:
-            ConnectionFailedError: there was no answer.
-            InvalidResponseError: the status of the answer is not 200.
-        """
+        """Return the probabilities of the labels, by task."""
         by_address: dict[str, list[str]] = {}
         for task in tasks:
             by_address.setdefault(self._addresses[task], []).append(task)

@@ -16,11 +16,11 @@ Our server and onnxruntime race in 8-bit integers, too. Their ratios are over on
 """
 
 import asyncio
-import random
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 import torch
@@ -30,8 +30,8 @@ from benchmarks.harness.makers import LABELS, TaskPlan, publish_missing
 from benchmarks.harness.open_loop import LoadClient, percentile
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.shapes import Shape
-from benchmarks.savings.clients import answers, client_of
-from benchmarks.savings.race import check_agreement
+from benchmarks.savings.clients import client_of
+from benchmarks.savings.race import run_round
 from benchmarks.savings.systems import (
     PEERS_FOLDER,
     Deployment,
@@ -39,7 +39,6 @@ from benchmarks.savings.systems import (
     Started,
     System,
     interpreter_of,
-    running,
 )
 from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import HeadOnly, Lora, Method, TopK
@@ -62,7 +61,6 @@ RACERS = (
     *(System.FULL_MODELS, *ONNXRUNTIMES),
 )
 TEXTS = Scenario(name="five", words=32, sigma=0.25)
-TEXT = "Where is my parcel, and who can tell me more?"
 EXPORTER = PEERS_FOLDER / "onnx_export.py"
 MIB = 2**20
 
@@ -139,7 +137,15 @@ def main() -> None:
     for name in options.shapes:
         shape = SHAPES[name]
         deployments = deploy(desk, shape)
-        rounds = [run_round(deployments, EFFORTS[shape], seed=seed) for seed in range(sheet.rounds)]
+        tasks = deployments[System.NUNATAK].tasks
+        rounds = [
+            run_round(
+                deployments,
+                partial(take_turn, tasks=tasks, effort=EFFORTS[shape], seed=seed),
+                seed=seed,
+            )
+            for seed in range(sheet.rounds)
+        ]
         record(name, rounds, sheet)
 
 
@@ -183,32 +189,6 @@ def deploy(desk: Desk, shape: Shape) -> dict[System, Deployment]:
         System.NUNATAK_INT8: replace(ours, registry=ours.folder / "int8"),
         System.NUNATAK_FULL: parts[0].of(ours.tasks),
     }
-
-
-def run_round(
-    deployments: Mapping[System, Deployment], effort: Effort, *, seed: int
-) -> dict[System, Turn]:
-    """Measure every system once, in shuffled order.
-
-    Raises:
-        DisagreementError: two systems answer differently.
-    """
-    turns, said = dict[System, Turn](), dict[System, list[list[float]]]()
-    systems = list(deployments)
-    for system in random.Random(seed).sample(systems, len(systems)):
-        deployment = deployments[system]
-        with running(system, deployment) as started:
-            said[system] = answers(started, deployment.tasks, TEXT)
-            turns[system] = turn = asyncio.run(
-                take_turn(started, deployment.tasks, effort, seed=seed)
-            )
-        print(
-            f"  {system}: {turn.sequential.per_s:.2f}/s alone, {turn.concurrent.per_s:.2f}/s and "
-            f"p95 {turn.concurrent.p95_ms:.0f} ms of {CLIENTS}, {turn.pss_mib:.0f} MiB",
-            flush=True,
-        )
-    check_agreement(said)
-    return turns
 
 
 async def take_turn(started: Started, tasks: Sequence[str], effort: Effort, *, seed: int) -> Turn:

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, median
 
 import torch
 
 from benchmarks.harness.makers import BOTTLENECK, HEAD, LORA, TOP_LAYER, TaskPlan, plans
 from benchmarks.harness.recording import Sheet, figures_parser
 from benchmarks.harness.shapes import Shape
-from benchmarks.savings.footprint import WITHOUT_CACHE, footprint
-from benchmarks.savings.race import Effort, run_round
+from benchmarks.savings.footprint import WITHOUT_CACHE, pss_bytes
+from benchmarks.savings.race import Effort, highest_rate, run_round
 from benchmarks.savings.systems import WORK, Deployment, Desk, System, cores_of, keep_off
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora
 from nunatak_loadtest.scenarios import scenario_named
@@ -124,11 +124,15 @@ def races(desk: Desk, extent: Extent, sheet: Sheet) -> None:
     for workload, goal in extent.goals.items():
         scenario = scenario_named(workload)
         rounds = [
-            run_round(extent.racers, deployment, scenario, extent.effort, seed=seed)
+            run_round(
+                dict.fromkeys(extent.racers, deployment),
+                partial(highest_rate, scenario=scenario, effort=extent.effort, seed=seed),
+                seed=seed,
+            )
             for seed in range(sheet.rounds)
         ]
         name = f"report.throughput.{workload}"
-        found = {it: [of_round[it] for of_round in rounds] for it in extent.racers}
+        found = {it: [of_round[it].goodput_per_s for of_round in rounds] for it in extent.racers}
         for system, values in found.items():
             unit = f"requests/s with 99 of 100 within {scenario.p99_ms:g} ms"
             sheet.record(f"{name}.{system}_per_s", values, unit=unit)
@@ -153,10 +157,11 @@ def _record_line(
     settling_s: float,
 ) -> float:
     """Record the memory of a system, and return its bytes per further task."""
-    line = footprint(system, deployment, counts, settling_s=settling_s)
-    name, slope = f"report.memory.{shape}.{system}", line.slope_bytes
+    found = pss_bytes(system, deployment, counts, settling_s=settling_s)
+    line = linear_regression([float(it) for it in counts], [float(it) for it in found])
+    name, slope = f"report.memory.{shape}.{system}", line.slope
     sheet.record(f"{name}_mb_per_task", [slope / 1e6], unit="MB of PSS per further task")
-    whole = line.base_bytes + TASKS_SHOWN * slope
+    whole = line.intercept + TASKS_SHOWN * slope
     unit = f"GB of PSS with {TASKS_SHOWN} tasks, on the line through 1 to {max(counts)} tasks"
     sheet.record(f"{name}_gb_of_{TASKS_SHOWN}", [whole / 1e9], unit=unit)
     return slope

@@ -186,11 +186,7 @@ class StartError(Exception):
 
 @contextmanager
 def running(system: System, deployment: Deployment) -> Generator[Started]:
-    """Start a system and wait until it accepts requests; end the system after the block.
-
-    Raises:
-        StartError: the system ended before it accepted requests.
-    """
+    """Start a system and wait until it accepts requests; end the system after the block."""
     are_apart = system in BASELINES and BASELINES[system].is_apart
     groups = [[it] for it in deployment.tasks] if are_apart else [list(deployment.tasks)]
     with ExitStack() as stack:

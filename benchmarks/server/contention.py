@@ -56,13 +56,6 @@ class RawClient:
         self._idle = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
 
     async def ask(self, tasks: Sequence[str], text: str) -> None:
-        """Ask the only task of `tasks`.
-
-        Raises:
-            ApiError: the server refuses the request.
-            ConnectionFailedError: the connection ended before the answer.
-            InvalidResponseError: the server answered something else than a prediction.
-        """
         (task,) = tasks
         head = await self._head_of_answer(request_of(task, text, self._deadline_ms))
         status = int(head[9:12])

@@ -62,11 +62,13 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Figure]:
     }
     sheet = Sheet(command="c", file=tmp_path_factory.mktemp("race") / "figures.jsonl", rounds=2)
     record("minilm", [turns, turns], sheet)
+    scores = [(0.5, 0.5), (0.6, 0.7), *[(0.6, 0.6)] * 3]
     found = {
         name: [
-            [Run(name=it.name, group=it.group, dev=0.5, test=0.5) for it in TRIES[:1]]
-            + [Run(name=it.name, group=it.group, dev=0.6, test=0.7) for it in TRIES[1:2]]
-            + [Run(name=it.name, group=it.group, dev=0.6, test=0.6) for it in TRIES[2:]]
+            [
+                Run(name=it, group=group, dev=dev, test=test)
+                for (it, (group, _)), (dev, test) in zip(TRIES.items(), scores, strict=True)
+            ]
         ]
         for name in SETS
     }
