@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.harness.open_loop import Planned, drive_closed, drive_open, percentile, plan
-from benchmarks.harness.recording import Figure, Sheet, latest, meets
+from benchmarks.harness.recording import Sheet, latest, meets
 from benchmarks.harness.rounds import (
     DisagreementError,
     System,
@@ -42,15 +42,6 @@ class Blocking:
             pass
         if tuple(tasks) != ("tone",):
             raise ConnectionFailedError("nobody there")
-
-
-@pytest.fixture
-def figures(tmp_path: Path) -> dict[str, Figure]:
-    file = tmp_path / "figures.jsonl"
-    for name in ("fanout.curve.t8.k3.fp32", "fanout.t8.k3.ms.nunatak.fp32", "flat.lora.n4"):
-        Sheet(command="c", file=file).record(f"forward.{name}", [1.0, 2.0], unit="of")
-    Sheet(command="c", file=file).record("forward.flat.lora", [1.0, 2.0], unit="of", goal="<= 1.05")
-    return latest(file)
 
 
 def system(name: str, logits: Sequence[float], *, tolerance: float = 1e-3) -> System:
