@@ -129,11 +129,12 @@ papers: $(VENV)/.dev  ## train the papers' runs that have no line yet on one thr
 elsa: $(VENV)/.dev  ## serve eight tasks on one real model: memory by PSS and formula, quality from the lines (DATA=folder MODELS=folder)
 	$(needs-data)$(needs-models)OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m benchmarks.papers.elsa_page --data $(DATA) --models $(MODELS) --registry $(ELSA)
 
-torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry (ONLY="kills_on_sqlite scale": these alone)
-	PYTHONPATH=tests $(BIN)/python -m benchmarks.registry.torture $(if $(ONLY),--only $(ONLY))
+torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry, thousands of times (ONLY="kills or race": these tests alone)
+	TORTURE=1 $(BIN)/python -m pytest -q -n 0 --timeout 0 tests/torture $(if $(ONLY),-k "$(ONLY)")
 
 abuse: $(VENV)/.dev  ## send a server bad requests by the thousand, what its schema allows, and slow clients
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.server.abuse
+	ABUSE=30 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 0 --timeout 3600 -m "slow or not slow" \
+	  $(addprefix tests/integration/server/test_,bad_input.py refusals.py slow_clients.py)
 
 report: $(VENV)/.dev  ## measure what sharing saves in whole servers (PARTS="race memory")
 	$(BIN)/python -m benchmarks.savings.report --rounds $(or $(ROUNDS),1) $(PARTS)

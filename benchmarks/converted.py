@@ -35,7 +35,6 @@ EPOCHS = "4"
 
 
 def main() -> None:
-    """Train what is missing, convert, and record the differences."""
     parser = figures_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--rows", type=int, default=1500, help="train examples of a set")
@@ -73,7 +72,6 @@ def write_parts(name: str, source: Path, rows: int, test: int) -> Path:
 
 
 def labelled(row: Row, name: str) -> Row:
-    """Return a row of a set, with labels that are a list for the set of many labels."""
     if name != MULTI_LABEL:
         return row
     slots = {it[2:] for it in row["tags"] if it != "O"}
@@ -81,7 +79,6 @@ def labelled(row: Row, name: str) -> Row:
 
 
 def converted(task: str, folder: Path, layers: int) -> Mapping[str, float]:
-    """Return the scores of a version before and after its conversion, whatever they are."""
     place = ("--registry", str(WORK / "registry"), "--quiet", "--json")
     file = WORK / f"{task}.json"
     if not file.exists():

@@ -19,7 +19,6 @@ PROGRAM = Path(sys.executable).with_name("nunatak")
 
 
 def main() -> None:
-    """Make a project, train its ready tasks and evaluate them."""
     _, sheet = open_sheet(figures_parser(__doc__))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "project"
@@ -49,7 +48,6 @@ def cpu_seconds() -> float:
 
 
 def nunatak(*words: str) -> dict[str, Any]:
-    """Run the command; return its JSON."""
     command = (str(PROGRAM), *words, *(() if "--json" in words else ("--json",)))
     ran = subprocess.run(command, stdout=subprocess.PIPE, check=True)  # noqa: S603 - our own
     return json.loads(ran.stdout)

@@ -76,14 +76,12 @@ SECTIONS = (
 
 
 def main() -> None:
-    """Write the page of all figures, the pages with texts of their own, and the plots."""
     figures = latest()
     write(figures, FOLDER)
     print(f"{len(figures)} figures in {FOLDER.relative_to(Path.cwd())}")
 
 
 def write(figures: dict[str, Figure], folder: Path) -> None:
-    """Write all pages and plots of these figures."""
     draw_all(figures, folder / "plots")
     (folder / "README.md").write_text(overview(figures), encoding="utf-8")
     for template in PAGES.glob("*.md"):

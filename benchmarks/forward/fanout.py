@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import BertModel
+from transformers import PreTrainedModel
 
 from benchmarks.forward.rivals import answer_alone, dedicated_model, load_encoder, own_weights
 from benchmarks.forward.worker import running
@@ -66,12 +66,11 @@ TIMES_FASTER = "times faster than dedicated forwards"
 class Asked(Setting):
     """The backbone, transformers' encoder of the same weights, and the text."""
 
-    encoder: BertModel
+    encoder: PreTrainedModel
     encoding: Encoding
 
 
 def main() -> None:
-    """Measure and record."""
     parser = figures_parser(__doc__, rounds=15)
     parser.add_argument("--part", choices=("integers",), help="on one thread; absent: the others")
     options, sheet = open_sheet(parser)
@@ -89,7 +88,6 @@ def main() -> None:
 
 
 def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Asked:
-    """Load the backbone and transformers' encoder of the same weights."""
     forms = served_forms(folder, dtype=dtype)
     (encoding,) = random_encodings([NUM_TOKENS], vocabulary=forms[""].config.vocab_size)
     encoder = load_encoder(folder, dtype)
@@ -97,7 +95,6 @@ def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Asked:
 
 
 def race_eight_tasks(sheet: Sheet, settings: Sequence[Asked]) -> None:
-    """Compare the mixed forward with dedicated models."""
     systems = [system for setting in settings for system in local_systems(setting)]
     times = race(systems, rounds=sheet.rounds)
     prefix = f"forward.fanout.t{NUM_TASKS}.k{TOP_LAYERS}"

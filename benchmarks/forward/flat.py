@@ -26,7 +26,6 @@ METHODS: dict[str, Method] = {"lora": LORA, "bottleneck": BOTTLENECK}
 
 
 def main() -> None:
-    """Measure and record."""
     _, sheet = open_sheet(figures_parser(__doc__, rounds=15))
     for dtype_name, dtype in dtypes().items():
         forms = served_forms(dtype=dtype)

@@ -16,10 +16,14 @@ from statistics import NormalDist
 
 import torch
 from torch import Tensor
-from transformers import RobertaModel
-from transformers.utils import logging
 
-from benchmarks.forward.rivals import PaddedBatch, answer_by_adapter_names, padded_batch, peft_model
+from benchmarks.forward.rivals import (
+    PaddedBatch,
+    answer_by_adapter_names,
+    load_encoder,
+    padded_batch,
+    peft_model,
+)
 from benchmarks.harness.makers import BOTTLENECK, LORA
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import (
@@ -65,7 +69,6 @@ class Setting:
 
     @property
     def device(self) -> torch.device:
-        """Where the systems compute."""
         return self.served.device
 
     def texts(self) -> list[Encoding]:
@@ -76,7 +79,6 @@ class Setting:
         return random_encodings(lengths, vocabulary=self.host.config.vocab_size)
 
     def on_device(self, task: Task) -> Task:
-        """Return a further task on the device with a copy of the parameters of `task`."""
         stored = build_branch(task.branch.spec, self.host.config, task.parameters)
         return replace(task, branch=convert_branch(stored, self.served))
 
@@ -87,7 +89,6 @@ class Setting:
 
 
 def main() -> None:
-    """Measure the requested parts."""
     parser = figures_parser(__doc__, rounds=15)
     parser.add_argument("parts", nargs="*", default=list(MEASURES), metavar="|".join(MEASURES))
     parser.add_argument("--dry", action="store_true", help="try everything out on the CPU")
@@ -96,8 +97,6 @@ def main() -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("nothing was measured: torch finds no CUDA device here")
         return
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
         folder = backbone_folder(
             Shape.TINY_ROBERTA if options.dry else Shape.ROBERTA_BASE, Path(name)
@@ -118,7 +117,7 @@ def measure_mixed(sheet: Sheet, setting: Setting) -> None:
     """64 texts, each to a low-rank task of its own, against peft."""
     texts, tasks = setting.texts(), random_tasks(setting.host, [LORA] * setting.num_tasks)
     own = [setting.on_device(task) for task in tasks]
-    adapted = peft_model(load_encoder(setting.folder), tasks).to(setting.device)  # pyrefly: ignore[bad-argument-type]
+    adapted = peft_model(load_encoder(setting.folder, DTYPE), tasks).to(setting.device)
     named = moved(padded_batch(texts, tasks, range(setting.num_tasks)), setting.device)
     systems = [
         system("nunatak", mixed_run(setting.served, texts, own)),
@@ -157,7 +156,7 @@ def measure_fanout(sheet: Sheet, setting: Setting) -> None:
     """One text to 64 top-1 tasks, against one dedicated forward of transformers."""
     (text,) = random_encodings([MEAN_LENGTH], vocabulary=setting.host.config.vocab_size)
     (alone,) = random_tasks(setting.host, [HeadOnly()])
-    encoder = load_encoder(setting.folder)
+    encoder = load_encoder(setting.folder, DTYPE)
     encoder.to(setting.device)  # pyrefly: ignore[bad-argument-type] - untyped
     batch = moved(padded_batch([text], [alone], [0]), setting.device)
 
@@ -176,23 +175,16 @@ def measure_fanout(sheet: Sheet, setting: Setting) -> None:
 
 
 def system(name: str, answer: Callable[[], Tensor]) -> System:
-    """A system at the number format of this benchmark."""
     return local(name, answer, tolerance=BF16_TOLERANCE)
 
 
 def moved(batch: PaddedBatch, device: torch.device) -> PaddedBatch:
-    """The batch on the device."""
     return replace(
         batch,
         inputs={name: tensor.to(device) for name, tensor in batch.inputs.items()},
         head_weight=batch.head_weight.to(device),
         head_bias=batch.head_bias.to(device),
     )
-
-
-def load_encoder(folder: Path) -> RobertaModel:
-    """The encoder of transformers, ready for inference."""
-    return RobertaModel.from_pretrained(folder, add_pooling_layer=False, dtype=DTYPE).eval()
 
 
 MEASURES = {"mixed": measure_mixed, "forms": measure_forms, "fanout": measure_fanout}

@@ -51,7 +51,6 @@ MIXES: dict[str, Sequence[Method]] = {
 
 
 def main() -> None:
-    """Measure and record."""
     parser = figures_parser(__doc__, rounds=11)
     parser.add_argument(
         "--part",
@@ -165,7 +164,6 @@ def measure(sheet: Sheet, shape: str, source: str, num_texts: int) -> None:
 
 
 def measure_bytes(sheet: Sheet, sources: Mapping[str, str]) -> None:
-    """Record the share of the bytes that integers take."""
     for shape, source in sources.items():
         exact = load_backbone(source)
         share = quantize_backbone(exact).num_bytes / exact.num_bytes

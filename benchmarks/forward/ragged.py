@@ -20,16 +20,7 @@ from benchmarks.forward.rivals import (
 from benchmarks.forward.worker import running
 from benchmarks.harness.makers import BOTTLENECK, LORA
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.harness.rounds import (
-    System,
-    Times,
-    fastest,
-    local,
-    race,
-    ratios,
-    seconds,
-    tolerance,
-)
+from benchmarks.harness.rounds import System, Times, fastest, local, race, ratios, seconds
 from benchmarks.harness.workload import (
     NATIVE,
     Setting,
@@ -37,7 +28,6 @@ from benchmarks.harness.workload import (
     dtypes,
     lognormal_lengths,
     minilm_folder,
-    mixed_run,
     product,
     random_encodings,
     random_tasks,
@@ -47,7 +37,7 @@ from benchmarks.harness.workload import (
     states_of_layers,
     tensors_by_task,
 )
-from nunatak_contract.methods import HeadOnly, Method, TopK
+from nunatak_contract.methods import Method
 from nunatak_model import Backbone, Encoding, load_backbone
 
 NUM_ROWS, SORTED_ROWS = 32, 8
@@ -65,15 +55,12 @@ CEILING_GOALS = {
 
 
 def main() -> None:
-    """Measure and record."""
     _, sheet = open_sheet(figures_parser(__doc__, rounds=15))
     settings = [
         Setting(name=name, forms=served_forms(dtype=dtype)) for name, dtype in dtypes().items()
     ]
     race_lora(sheet, settings)
     race_bottlenecks(sheet, settings[0])
-    for setting in settings:
-        race_all_methods(sheet, setting)
 
 
 def race_lora(sheet: Sheet, settings: Sequence[Setting]) -> None:
@@ -95,7 +82,6 @@ def race_lora(sheet: Sheet, settings: Sequence[Setting]) -> None:
 
 
 def record_lora(sheet: Sheet, setting: Setting, times: Times) -> None:
-    """Record the figures of one number format."""
     named = fastest(times, [setting.label(NAMED), setting.label(SORTED)])
     for form in setting.forms:
         prefix, ours = f"{PREFIX}.lora32.{setting.name}{form}", setting.label(f"nunatak{form}")
@@ -136,7 +122,6 @@ def lora_systems(setting: Setting) -> list[System]:
 
 
 def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
-    """Race 32 bottleneck tasks against `BatchSplit` of `adapters`."""
     encodings, tasks = random_requests(setting.backbone, [BOTTLENECK] * NUM_ROWS)
     texts = [encoding.token_ids for encoding in encodings]
     batches = {
@@ -170,38 +155,9 @@ def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
     sheet.record_times(prefix, times)
 
 
-def race_all_methods(sheet: Sheet, setting: Setting) -> None:
-    """Race all methods in one batch, which no peer can run, against one forward per text.
-
-    The dedicated forwards leave out the adapters of bottleneck tasks, so they are faster than real
-    dedicated models.
-    """
-    quarter = NUM_ROWS // 4
-    kinds = (HeadOnly(), TopK(num_layers=2), LORA, BOTTLENECK)
-    methods: list[Method] = [method for method in kinds for _ in range(quarter)]
-    encodings, tasks = random_requests(setting.backbone, methods)
-    encoder = load_encoder(minilm_folder(), setting.backbone.dtype)
-    models = [dedicated_model(encoder, task) for task in tasks]
-    comparable = NUM_ROWS - quarter
-    allowed = tolerance(setting.name)
-    ours = local("nunatak", mixed_run(setting.backbone, encodings, tasks), tolerance=allowed)
-    theirs = System(
-        name="transformers",
-        answer=lambda: answer_alone(models, encodings)[:comparable],
-        seconds=lambda: seconds(partial(answer_alone, models, encodings), 3),
-        tolerance=allowed,
-    )
-    times = race([ours, theirs], rounds=sheet.rounds)
-    prefix = f"{PREFIX}.all32.{setting.name}"
-    samples = ratios(times, "transformers", "nunatak")
-    sheet.record(prefix, samples, unit="times faster than one forward a text")
-    sheet.record_times(prefix, times)
-
-
 def random_requests(
     backbone: Backbone, methods: Sequence[Method]
 ) -> tuple[list[Encoding], list[Task]]:
-    """Return texts of log-normal lengths, and one task for each text."""
     lengths = lognormal_lengths(len(methods))
     encodings = random_encodings(lengths, vocabulary=backbone.config.vocab_size)
     return encodings, random_tasks(backbone, methods)

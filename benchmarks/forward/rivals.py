@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import BertModel
+from transformers import AutoModel, PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks.harness.workload import Task, padded
@@ -76,19 +76,17 @@ def in_order(batches: Sequence[PaddedBatch], logits: Sequence[Tensor]) -> Tensor
     return torch.cat(list(logits))[order.argsort()].float()
 
 
-def load_encoder(folder: Path, dtype: torch.dtype) -> BertModel:
-    """The encoder of transformers, ready for inference."""
+def load_encoder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model = BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
-    return model.eval()
+    return AutoModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype).eval()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DedicatedModel:
     """One task's own transformers model."""
 
-    encoder: BertModel
+    encoder: PreTrainedModel
     task: Task
 
     def logits(self, input_ids: Tensor) -> Tensor:
@@ -97,7 +95,7 @@ class DedicatedModel:
         return functional.linear(hidden[:, 0], *self.task.head)
 
 
-def dedicated_model(encoder: BertModel, task: Task) -> DedicatedModel:
+def dedicated_model(encoder: PreTrainedModel, task: Task) -> DedicatedModel:
     """Return a full model of a `topk`, `lora` or `head` task, with merged low-rank updates.
 
     Weights that equal the backbone's weights share their memory, which only makes this peer faster.
@@ -110,7 +108,6 @@ def dedicated_model(encoder: BertModel, task: Task) -> DedicatedModel:
 
 
 def answer_alone(models: Sequence[DedicatedModel], encodings: Sequence[Encoding]) -> Tensor:
-    """Answer each request with the model of its task, one request after another."""
     return torch.cat(
         [
             model.logits(torch.tensor([encoding.token_ids]))
@@ -119,7 +116,7 @@ def answer_alone(models: Sequence[DedicatedModel], encodings: Sequence[Encoding]
     ).float()
 
 
-def own_weights(encoder: BertModel, task: Task) -> dict[str, Tensor]:
+def own_weights(encoder: PreTrainedModel, task: Task) -> dict[str, Tensor]:
     """Return the task's own weights, which replace those of the encoder, by transformers' names."""
     weights = dict[str, Tensor]()
     if isinstance(task.method, Lora):
@@ -146,7 +143,6 @@ def _layer_weights(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def _updates(task: Task) -> list[tuple[str, str, Tensor, Tensor]]:
-    """Return layer, target, down and up of each low-rank update."""
     return [
         (layer, target, down, task.parameters[f"layers.{layer}.lora.{target}.up"])
         for name, down in task.parameters.items()
@@ -155,7 +151,7 @@ def _updates(task: Task) -> list[tuple[str, str, Tensor, Tensor]]:
     ]
 
 
-def peft_model(encoder: BertModel, tasks: Sequence[Task]) -> PeftModel:
+def peft_model(encoder: PreTrainedModel, tasks: Sequence[Task]) -> PeftModel:
     """Change `encoder` into one peft model with the low-rank updates of all tasks; return it."""
     method = tasks[0].method
     if not isinstance(method, Lora):

@@ -29,7 +29,6 @@ HIT_GOAL = 0.8 * BOUND
 
 
 def main() -> None:
-    """Measure and record."""
     _, sheet = open_sheet(figures_parser(__doc__, rounds=25))
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         bert = backbone_folder(Shape.BERT_BASE, Path(folder))
@@ -47,14 +46,12 @@ def main() -> None:
 
 
 def forward_of(source: str | Path) -> partial[list[torch.Tensor]]:
-    """Return the forward of one text for a task with own top layers."""
     backbone = served_backbone(source, dtype=torch.float32)
     (task,) = random_tasks(backbone, [TopK(num_layers=TOP_LAYERS)])
     return partial(forward, backbone, [Row(encoding=ENCODING, branch=task.branch)])
 
 
 def missed(run: Callable[..., object]) -> None:
-    """Run with an empty cache."""
     run(trunk=TrunkCache(max_bytes=CACHE_BYTES))
 
 

@@ -56,7 +56,6 @@ class Worker:
         )
 
     def wait_until_ready(self) -> None:
-        """Block until the peer has built its models."""
         self._read("ready")
 
     def _ask(self, what: str, case: str, field: str) -> Any:  # noqa: ANN401 - JSON
@@ -75,11 +74,7 @@ class Worker:
 def running(
     job: Mapping[str, Any], tensors: Mapping[str, Tensor], *, peer: str = "adapters"
 ) -> Generator[Worker]:
-    """Start a peer of `PEERS` on a job; it has as many threads as this process.
-
-    Raises:
-        WorkerError: the peer could not build its models.
-    """
+    """Start a peer of `PEERS` on a job; it has as many threads as this process."""
     python, script = PEERS[peer](), PEERS_FOLDER / f"{peer}_worker.py"
     with tempfile.TemporaryDirectory() as folder:
         settings = {"num_threads": torch.get_num_threads(), **job}

@@ -16,13 +16,7 @@ ENVIRONMENTS = ROOT / ".bench"
 def interpreter(name: str, packages: Sequence[str], *, sees: Sequence[str] = ()) -> Path:
     """Return the Python of an environment, and create a missing or outdated environment first.
 
-    Args:
-        name: name of the environment.
-        packages: packages that pip installs.
-        sees: further folders from which the environment imports packages.
-
-    Raises:
-        subprocess.CalledProcessError: pip could not install the packages; its messages say why.
+    It also imports the packages of the folders `sees`.
     """
     folder, wanted = ENVIRONMENTS / name, "\n".join(packages)
     python, stamp = folder / "bin" / "python", folder / "packages.txt"

@@ -112,7 +112,6 @@ def draft(plan: TaskPlan, backbone: Backbone) -> VersionDraft:
 def publish(
     registry: Registry, backbone: Backbone, task: str, seed: int, *, method: Method = TOP_LAYER
 ) -> TaskManifest:
-    """Publish a task with the usual head of the backbone."""
     head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=len(LABELS))
     made = draft(TaskPlan(name=task, method=method, seed=seed, head=head), backbone)
     return registry.publish(made.manifest, made.blobs)
@@ -148,7 +147,6 @@ def export_full_model(plan: TaskPlan, backbone: Backbone, folder: Path) -> Path:
 
 
 def export_adapter(plan: TaskPlan, backbone: Backbone, folder: Path) -> Path:
-    """Write a LoRA task as a folder of peft."""
     target = folder / "peft" / plan.name
     if not target.exists():
         export_peft(_loaded(plan, backbone), target, backbone)

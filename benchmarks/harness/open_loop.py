@@ -51,9 +51,7 @@ class LoadClient(Protocol):
     Raises a `NunatakClientError` unless all tasks answer.
     """
 
-    async def ask(self, tasks: Sequence[str], text: str) -> None:
-        """Send one request."""
-        ...
+    async def ask(self, tasks: Sequence[str], text: str) -> None: ...
 
 
 def plan(

@@ -35,7 +35,6 @@ SERIES = tuple(zip(SERIES_COLOURS, MARKERS, strict=True))
 
 
 def draw_all(figures: Figures, folder: Path) -> None:
-    """Write every plot."""
     fan_out, ragged = "forward.fanout.t8.k3", "forward.ragged.lora32"
     for name, drawing in (
         ("fanout-curve", draw_curves(figures)),
@@ -56,7 +55,6 @@ def save_svg(drawing: Drawing, file: Path, *, salt: str) -> None:
 
 
 def points(figures: Figures, pattern: str) -> list[tuple[re.Match[str], Figure]]:
-    """The figures whose whole identifier matches, with their matches."""
     found = ((re.fullmatch(pattern, identifier), it) for identifier, it in figures.items())
     return [(match, figure) for match, figure in found if match is not None]
 
@@ -107,7 +105,6 @@ def draw_curves(figures: Figures) -> Drawing:
 
 
 def over_tasks(axes: Axes, label: str) -> None:
-    """Let a logarithmic axis with whole numbers go across."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel(label)
@@ -137,7 +134,6 @@ def draw_curve(axes: Axes, top_layers: int, tasks: Sequence[int], line: Sequence
 
 
 def decile_distances(figures: Sequence[Figure]) -> list[list[float]]:
-    """Return the distances of the first and of the last decile from the median."""
     below = [max(0.0, figure.value - figure.low) for figure in figures]
     above = [max(0.0, figure.high - figure.value) for figure in figures]
     return [below, above]
@@ -176,12 +172,10 @@ def draw_bars(figures: Figures, prefix: str, title: str) -> Drawing:
 
 
 def colour_of(name: str) -> str:
-    """The colour of a system, by how its name begins."""
     return next((it for known, it in COLOURS.items() if name.startswith(known)), SPARE)
 
 
 def draw_flat(figures: Figures) -> Drawing:
-    """Cost of a batch over the number of its tasks."""
     drawing, axes = plt.subplots(figsize=(6.5, 4.8), layout="constrained")
     lines = lines_of(figures, r"forward\.flat\.(?P<line>[a-z0-9.]+)\.n(?P<place>\d+)")
     for (colour, mark), (name, counts, line) in zip(SERIES, lines, strict=False):

@@ -168,7 +168,6 @@ def meets(value: float, goal: str) -> bool:
 
 
 def latest(file: Path = FIGURES) -> dict[str, Figure]:
-    """The newest figure of each identifier."""
     if not file.exists():
         return {}
     figures = [Figure(**json.loads(line)) for line in file.read_text().splitlines() if line]
@@ -199,14 +198,12 @@ def hardware() -> str:
 
 
 def _cuda_devices() -> list[str]:
-    """Return the names of the CUDA devices, from their driver."""
     found = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     lines = [line for path in found for line in path.read_text().splitlines()]
     return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
 
 
 def rounded(value: float) -> float:
-    """Return a value with the digits that a figure keeps."""
     return float(f"{value:.5g}")
 
 

@@ -85,14 +85,7 @@ def race(
 ) -> Times:
     """Check that all systems agree with the first, then let them run in turns.
 
-    Args:
-        systems: the racing systems.
-        rounds: how often each system runs, after one round to warm up.
-        clocks: functions that time work without answers, called once per round.
-        seed: seeds the order within rounds.
-
-    Raises:
-        DisagreementError: a system differs from the first one by more than its tolerance.
+    One round warms up. `clocks` time work without answers, once per round.
     """
     with torch.inference_mode():
         check_agreement(systems)
@@ -101,7 +94,6 @@ def race(
 
 
 def check_agreement(systems: Sequence[System]) -> None:
-    """Raise `DisagreementError` unless all systems give the answers of the first system."""
     expected = systems[0].answer()
     scale = expected.abs().max().item()
     for system in systems[1:]:
@@ -142,5 +134,4 @@ def ratios(times: Times, slow: str, fast: str) -> list[float]:
 
 
 def fastest(times: Times, names: Iterable[str]) -> str:
-    """Return the name with the lowest median time."""
     return min(names, key=lambda name: median(times[name]))

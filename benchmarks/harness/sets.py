@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 Row = Mapping[str, Any]
-Asked = str | tuple[str, str]
-"""An input of a task: a text or a pair of texts."""
 
 
 def read_part(folder: Path, part: str) -> list[Row]:
@@ -18,8 +16,3 @@ def read_part(folder: Path, part: str) -> list[Row]:
         file = folder / "dev.jsonl.gz"
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
-
-
-def input_of(row: Row) -> Asked:
-    """Return the text of a row, or its pair of texts."""
-    return (row["text"], row["text_pair"]) if row.get("text_pair") else row["text"]

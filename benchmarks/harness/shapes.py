@@ -12,15 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
-from transformers import (
-    BertConfig,
-    BertModel,
-    ModernBertConfig,
-    ModernBertModel,
-    PreTrainedModel,
-    RobertaConfig,
-    RobertaModel,
-)
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from benchmarks.harness.workload import minilm_folder
 
@@ -48,7 +40,21 @@ class Shape(StrEnum):
     """Almost no weights in the layout of ModernBERT, to try a benchmark out."""
 
 
-Config = BertConfig | RobertaConfig | ModernBertConfig
+_TINY: Mapping[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+}  # fmt: skip
+_ROBERTA: Mapping[str, Any] = {
+    "vocab_size": 50_265, "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1,
+}  # fmt: skip
+CONFIGS: Mapping[Shape, tuple[str, Mapping[str, Any]]] = {
+    Shape.BERT_BASE: ("bert", {}),
+    Shape.TINY: ("bert", _TINY),
+    Shape.ROBERTA_BASE: ("roberta", _ROBERTA),
+    Shape.TINY_ROBERTA: ("roberta", {**_ROBERTA, **_TINY}),
+    Shape.MODERNBERT: ("modernbert", {"vocab_size": 256_000, **MINILM_IDS}),
+    Shape.TINY_MODERNBERT: ("modernbert", {**_TINY, "num_hidden_layers": 6, **MINILM_IDS}),
+}
+"""The architecture of each made shape, and what differs from its defaults."""
 
 
 def backbone_folder(shape: Shape, root: Path) -> Path:
@@ -57,43 +63,14 @@ def backbone_folder(shape: Shape, root: Path) -> Path:
         return minilm_folder()
     folder = root / shape
     if not (folder / "config.json").exists():
-        _write(folder, _config(shape))
+        architecture, changes = CONFIGS[shape]
+        _write(folder, AutoConfig.for_model(architecture, **changes))
     return folder
 
 
-def _config(shape: Shape) -> Config:
-    tiny: dict[str, Any] = {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 64,
-    }  # fmt: skip
-    roberta: dict[str, Any] = {
-        "vocab_size": 50_265, "max_position_embeddings": 514, "type_vocab_size": 1,
-        "pad_token_id": 1,
-    }  # fmt: skip
-    match shape:
-        case Shape.TINY:
-            return BertConfig(**tiny)
-        case Shape.ROBERTA_BASE:
-            return RobertaConfig(**roberta)
-        case Shape.TINY_ROBERTA:
-            return RobertaConfig(**roberta, **tiny)
-        case Shape.MODERNBERT:
-            return ModernBertConfig(vocab_size=256_000, **MINILM_IDS)
-        case Shape.TINY_MODERNBERT:
-            return ModernBertConfig(**{**tiny, "num_hidden_layers": 6}, **MINILM_IDS)  # pyrefly: ignore[bad-argument-type]
-        case _:
-            return BertConfig()
-
-
-def _write(folder: Path, config: Config) -> None:
+def _write(folder: Path, config: PreTrainedConfig) -> None:
     with torch.device("meta"):
-        match config:
-            case BertConfig():
-                empty: PreTrainedModel = BertModel(config)
-            case RobertaConfig():
-                empty = RobertaModel(config)
-            case ModernBertConfig():
-                empty = ModernBertModel(config)
+        empty = AutoModel.from_config(config)
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name: _random(name, tensor.shape, generator) for name, tensor in empty.named_parameters()

@@ -57,7 +57,6 @@ class Task:
 
     @property
     def method(self) -> Method:
-        """The method of the task."""
         return self.branch.spec.method
 
     @property
@@ -80,11 +79,9 @@ class Setting:
         return next(iter(self.forms.values()))
 
     def label(self, system: str) -> str:
-        """Return the name of a system in this number format."""
         return f"{system}.{self.name}"
 
     def system(self, name: str, answer: Callable[[], Tensor]) -> System:
-        """Return a system in this number format."""
         return local(self.label(name), answer, tolerance=tolerance(self.name))
 
     def runs(
@@ -124,7 +121,6 @@ def lognormal_lengths(count: int, *, seed: int = 0) -> list[int]:
 
 
 def random_encodings(lengths: Sequence[int], *, vocabulary: int, seed: int = 0) -> list[Encoding]:
-    """Return different texts with these numbers of tokens."""
     chance = random.Random(seed)
     return [
         Encoding(
@@ -153,7 +149,6 @@ def random_task(backbone: Backbone, method: Method, *, seed: int) -> Task:
 
 
 def served_task(spec: BranchSpec, parameters: Mapping[str, Tensor], backbone: Backbone) -> Task:
-    """Return a task with these parameters, ready to run on this backbone."""
     stored = stored_parameters(spec, parameters, backbone)
     branch = build_branch(spec, backbone.config, stored)
     return Task(parameters=parameters, branch=convert_branch(branch, backbone))

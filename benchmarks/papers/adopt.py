@@ -51,7 +51,6 @@ class Student(BaseModel):
 
 
 def main() -> None:
-    """Train what is missing, and record the figures."""
     parser = figures_parser(__doc__)
     parser.add_argument("sets", nargs="*", default=list(SETS), help="sets to adopt")
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
@@ -78,7 +77,6 @@ def parts_of(folder: Path, rows: int, texts: int, test: int) -> dict[str, Sequen
 
 
 def read(folder: Path, part: str) -> Sequence[Row]:
-    """Return the texts of a part with their labels."""
     return [{"text": row["text"], "label": row["label"]} for row in read_part(folder, part)]
 
 
@@ -141,7 +139,6 @@ def run(
     backbone: Backbone,
     teacher: TeacherChoice | None = None,
 ) -> TrainOutcome:
-    """Train and publish, as the command does."""
     settings = read_settings({**COMMON, **named})
     chosen = TrainSettings(task=task, data=data, settings=settings, teacher=teacher)
     return train(
@@ -150,7 +147,6 @@ def run(
 
 
 def record_set(place: str, found: Student, sheet: Sheet) -> None:
-    """Record the gap, the agreement and the time of the student of a set."""
     sheet.record(
         f"{PREFIX}.gap.{place}",
         [found.own - found.teacher],

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from benchmarks.papers.analysis.findings import Findings, save_findings
-from benchmarks.papers.analysis.lowresource import analyze_lowresource
-from benchmarks.papers.analysis.robustness import analyze_robustness
-from benchmarks.papers.analysis.rsa import NUM_TOKENS
-from benchmarks.papers.analysis.trained import analyze_landscape, analyze_rsa
+from benchmarks.papers.of_results import (
+    Findings,
+    analyze_lowresource,
+    analyze_robustness,
+    save_findings,
+)
+from benchmarks.papers.of_trained import NUM_TOKENS, analyze_landscape, analyze_rsa
 from nunatak_contract.errors import NunatakError
 from nunatak_training.sweeps.planning import Run, plan_runs, read_grid
 from nunatak_training.sweeps.results import ResultsFolder, RunRecord
@@ -34,7 +36,6 @@ OF_TRAINED = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the requested findings and print their table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -58,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def add_sweep_options(command: argparse.ArgumentParser) -> None:
-    """Add the options that choose the runs to train."""
     command.add_argument("file", type=Path, help="sweep file; its runs are trained here")
     command.add_argument("--out", type=Path, required=True)
     command.add_argument("--task", action="append", help="this task alone; repeatable")
@@ -68,12 +68,6 @@ def add_sweep_options(command: argparse.ArgumentParser) -> None:
 
 
 def find(options: argparse.Namespace) -> Findings:
-    """Run the analysis.
-
-    Raises:
-        NunatakError: results or data are missing or broken, or a run cannot be trained.
-        NunatakError: the method of a run does not fit the backbone.
-    """
     if options.analysis in OF_RESULTS:
         _, analyze = OF_RESULTS[options.analysis]
         return analyze(ResultsFolder(options.results).records())
@@ -84,7 +78,6 @@ def find(options: argparse.Namespace) -> Findings:
 
 
 def planned(options: argparse.Namespace) -> tuple[tuple[Run, ...], RunContext]:
-    """Return the chosen runs of the sweep file, and the context that trains these runs."""
     changes: dict[str, JsonValue] = {}
     if options.seed is not None:
         changes["seeds"] = [options.seed]

@@ -1,14 +1,68 @@
-"""The claims of the papers, each with a verdict that follows from a figure or from a person."""
+"""The claims of the papers, each with a verdict that follows from a figure or from a person.
 
-from collections.abc import Mapping
+A figure is a mean over seeds with its interval at 95 %.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from math import sqrt
 from pathlib import Path
+from statistics import mean, stdev
 
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
+from scipy import stats
 
-from benchmarks.papers.estimate import Estimate
 from nunatak_contract.cards import markdown_table
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean, with Student's interval if there are two values at least."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    num_values: int
+    of: str = ""
+    """What the mean is over, besides seeds."""
+    num_steps: int | None = None
+    """Optimizer steps of the shortest run; None where no claim asks for them."""
+
+    def text(self, shape: str = "{:.3f}") -> str:
+        """The mean with its interval, or with the remark that there is one seed."""
+        shown = shape.format(self.mean)
+        if self.low is None or self.high is None:
+            return f"{shown} (one seed)"
+        return (
+            f"{shown} ({shape.format(self.low)} to {shape.format(self.high)}, "
+            f"{self.num_values} seeds)"
+        )
+
+    def is_above(self, target: float) -> bool | None:
+        """Whether the whole interval is above a target, or below; None if neither.
+
+        Equal counts of a few seeds have no spread, so their interval decides nothing.
+        """
+        if self.low is None or self.high is None or self.low == self.high:
+            return None
+        if self.low >= target:
+            return True
+        return False if self.high < target else None
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of one value a seed, with its interval."""
+    middle, count = mean(values), len(values)
+    if count < 2:
+        return Estimate(mean=middle, low=None, high=None, num_values=count)
+    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
+    half = quantile * stdev(values) / sqrt(count)
+    return Estimate(mean=middle, low=middle - half, high=middle + half, num_values=count)
+
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
 SHORT = "[short runs](papers-short.md)"
@@ -53,7 +107,6 @@ class Claim(BaseModel):
         return self
 
     def judged(self, figures: Mapping[str, Estimate]) -> tuple[Verdict, str]:
-        """Return the verdict, and what is found here."""
         if self.verdict is not None:
             told = f"{self.here} ({SHORT})" if self.short else self.here
             return self.verdict, told
@@ -87,12 +140,10 @@ class Paper(BaseModel):
     claims: tuple[Claim, ...]
 
     def markdown(self, figures: Mapping[str, Estimate]) -> str:
-        """Return the paper's table."""
         rows = [[it.item, *reversed(it.judged(figures))] for it in self.claims]
         return f"### {self.paper}\n\n" + markdown_table(("claim", "here", "verdict"), rows)
 
 
 def read_claims() -> tuple[Paper, ...]:
-    """Read the claims of all papers."""
     found = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
     return TypeAdapter(tuple[Paper, ...]).validate_python(found)

@@ -5,7 +5,6 @@ lacks them, published, loaded one by one and asked. The kernel's count of the pr
 next to full copies and to the formula of Lee, Tang and Lin 2020, sec. 4.3.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,12 +16,10 @@ from pydantic import BaseModel, ConfigDict
 
 from benchmarks.harness.makers import LORA, export_full_model, plans
 from benchmarks.harness.recording import Sheet, hardware
-from benchmarks.harness.sets import Asked
 from benchmarks.harness.shapes import Shape
 from benchmarks.papers.long_runs import HERE, PaperContext, publish_run, version_name
-from benchmarks.savings.desk import SMOKE, Desk
 from benchmarks.savings.footprint import WITHOUT_CACHE, pss_bytes, runtime_bytes
-from benchmarks.savings.systems import Deployment, Started, System, running
+from benchmarks.savings.systems import Deployment, Desk, Started, System
 from nunatak_client import Client
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import TopK
@@ -78,7 +75,6 @@ class Memory(BaseModel):
 
     @property
     def size(self) -> ModelSize:
-        """The parts of one full model."""
         return ModelSize(
             embedding=self.embedding,
             per_layer=self.per_layer,
@@ -88,7 +84,6 @@ class Memory(BaseModel):
 
     @property
     def num_tasks(self) -> int:
-        """The largest number of tasks."""
         return max(self.private)
 
     def formula(self, own: int) -> float:
@@ -111,13 +106,11 @@ class Memory(BaseModel):
 
 
 def read_memory(folder: Path) -> Memory:
-    """Return the newest measurement of memory."""
     lines = (folder / f"{MEMORY}.jsonl").read_text(encoding="utf-8").splitlines()
     return Memory.model_validate_json(lines[-1])
 
 
 def record(memory: Memory, sheet: Sheet) -> None:
-    """Record the shares at every depth."""
     for own in memory.ours:
         name = f"paper.elsa.mpnet.saved.n{memory.num_layers - own}"
         formula, unit = memory.formula(own), f"of {memory.num_tasks} full models"
@@ -147,46 +140,32 @@ def publish_missing(data: Path, models: Path, registry: Path) -> None:
 def measure(
     backbone: Path,
     registry: Path,
-    asked: Mapping[str, Asked],
+    names: Sequence[str],
     *,
     work: Path,
-    sheet: Sheet,
     copied: Sequence[int] = COPIES,
     settling_s: float = SETTLING_S,
 ) -> Memory:
     """Measure a server that loads the tasks of each number of own layers, and full copies.
 
-    Args:
-        backbone: its folder.
-        registry: holds the tasks `NAME-kN`, N being the number of own layers.
-        asked: an input for each of these tasks, in the order of loading.
-        work: folder of full copies, made on demand.
-        sheet: of the benchmark's figures.
-        copied: numbers of full copies; the number of tasks is always one of them.
-        settling_s: seconds between the last answer and a measurement.
+    Every load compares the answers to the version's probe with those of training. The tasks
+    are `NAME-kN` with N own layers, in the order of loading. The number of tasks is always one of
+    the numbers of full copies.
     """
-    desk = Desk(work=work, sheet=sheet, extent=SMOKE, cores=None)
+    desk = Desk(work=work)
     tiny = plans(1, (LORA,))
     nothing = desk.deployment(Shape.TINY, "runtime", tiny, options=WITHOUT_CACHE, full_models=tiny)
     systems = (System.NUNATAK, System.FULL_MODELS_PRIVATE, System.FULL_MODELS)
-    runtime = {
-        str(it): runtime_bytes(it, nothing, settling_s=settling_s, count_of=Started.alone)
-        for it in systems
-    }
+    runtime = {str(it): runtime_bytes(it, nothing, settling_s=settling_s) for it in systems}
     loaded = load_backbone(backbone)
     with Registry.open(registry) as opened:
-        heads = [it.manifest.parameter_counts.head for it in opened.tasks() if it.name in asked]
+        heads = [it.manifest.parameter_counts.head for it in opened.tasks() if it.name in names]
     fitting = HeadSpec(num_labels=2, pooling=Pooling.MEAN)
     size = replace(model_size(loaded.config, fitting), output=mean(heads))
-    by_own = defaultdict[int, dict[str, Asked]](dict)
-    for name, text in asked.items():
-        by_own[own_layers(name)][name] = text
-    count = min(map(len, by_own.values()))
-    ours, ledger = dict[int, list[int]](), dict[int, float]()
-    for own, inputs in sorted(by_own.items()):
-        ours[own], ledger[own] = served(
-            backbone, registry, inputs, frozen=size.num_layers - own, settling_s=settling_s
-        )
+    by_own = defaultdict[int, list[str]](list)
+    for name in names:
+        by_own[own_layers(name)].append(name)
+    count, shares = min(map(len, by_own.values())), list[float]()
     copies = plans(count, (TopK(num_layers=1),), prefix="copy")
     for plan in copies:
         export_full_model(plan, loaded, work)
@@ -196,8 +175,23 @@ def measure(
         tasks=tuple(plan.name for plan in copies),
         folder=work,
         cores=None,
-        log=work / "copies.log",
+        log=work / "systems.log",
     )
+
+    def counted(started: Started) -> int:
+        with Client(*set(started.addresses.values())) as client:
+            shares.append(client.memory().saved_share)
+        return started.alone()
+
+    ours, ledger = dict[int, list[int]](), dict[int, float]()
+    for own, tasks in sorted(by_own.items()):
+        held = ("--backbone-layers", str(size.num_layers - own))
+        served = replace(apart, tasks=tuple(tasks), options=(*WITHOUT_CACHE, *held))
+        numbers = range(1, len(tasks) + 1)
+        ours[own] = pss_bytes(
+            System.NUNATAK, served, numbers, settling_s=settling_s, count_of=counted
+        )
+        ledger[own] = shares[-1]
     counts = sorted({it for it in copied if it < count} | {count})
     full = [
         pss_bytes(it, apart, counts, settling_s=settling_s, count_of=Started.alone)
@@ -221,34 +215,4 @@ def measure(
 
 
 def own_layers(version: str) -> int:
-    """Return the number of own layers in the name of a version, `TASK-kN`."""
     return int(version.rpartition("-k")[2])
-
-
-def served(
-    backbone: Path, registry: Path, inputs: Mapping[str, Asked], *, frozen: int, settling_s: float
-) -> tuple[list[int], float]:
-    """Load and ask one task after another; return the PSS after each, and the ledger's share.
-
-    Every load compares the answers to the version's probe with those of training.
-    """
-    deployment = Deployment(
-        backbone=backbone,
-        registry=registry,
-        tasks=tuple(inputs),
-        folder=registry,
-        cores=None,
-        log=registry / "server.log",
-        options=(*WITHOUT_CACHE, "--backbone-layers", str(frozen)),
-    )
-    found = list[int]()
-    with running(System.NUNATAK, deployment) as started:
-        (address,) = set(started.addresses.values())
-        with Client(address) as client:
-            for task, text in inputs.items():
-                client.preload(task)
-                client.predict(task, text)
-                # Memory freed by a load returns to the system some seconds later.
-                time.sleep(settling_s)
-                found.append(started.alone())
-            return found, client.memory().saved_share

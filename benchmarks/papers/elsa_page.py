@@ -15,7 +15,6 @@ from matplotlib.ticker import PercentFormatter
 
 from benchmarks.harness.plots import save_svg
 from benchmarks.harness.recording import FIGURES, ROOT, Sheet, figures_parser
-from benchmarks.harness.sets import input_of, read_part
 from benchmarks.papers.elsa_memory import (
     BACKBONE,
     MEMORY,
@@ -74,7 +73,6 @@ NOTES = """- **Formula**: Lee, Tang and Lin 2020, sec. 4.3, from the shapes of t
 
 
 def main() -> None:
-    """Measure, and write the page."""
     parser = figures_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--models", type=Path, required=True, help="folder of backbones")
@@ -83,9 +81,8 @@ def main() -> None:
     options = parser.parse_args()
     publish_missing(options.data, options.models, options.registry)
     sheet = Sheet(command="make elsa", file=options.figures)
-    first = {task: input_of(read_part(options.data / task, "dev")[0]) for task in TASKS}
-    asked = {f"{task}-k{own}": first[task] for own in OWN for task in TASKS}
-    memory = measure(options.models / BACKBONE, options.registry, asked, work=WORK, sheet=sheet)
+    names = [f"{task}-k{own}" for own in OWN for task in TASKS]
+    memory = measure(options.models / BACKBONE, options.registry, names, work=WORK)
     with (options.lines / f"{MEMORY}.jsonl").open("a", encoding="utf-8") as lines:
         lines.write(f"{memory.model_dump_json()}\n")
     record(memory, sheet)
@@ -94,14 +91,12 @@ def main() -> None:
 
 
 def write_page(lines: Path, page: Path) -> None:
-    """Write the page and its picture from the lines that exist."""
     text, drawing = made(lines)
     save_svg(drawing, page.parent / "plots" / PLOT, salt="papers")
     page.write_text(text, encoding="utf-8")
 
 
 def made(lines: Path) -> tuple[str, Figure]:
-    """Return the page and its picture."""
     memory = read_memory(lines)
     best = best_table(elsa_tables(read_lines(lines / f"{SWEEP}.jsonl")))
     if best is None:
@@ -144,7 +139,6 @@ def rows_of(memory: Memory, table: ElsaTable) -> str:
 
 
 def quality_cells(table: ElsaTable, frozen: int) -> list[str]:
-    """Return the quality kept, of all tasks and without CoLA."""
     return [table.average(frozen, without=it).text("{:.1%}") for it in (None, LEFT_OUT)]
 
 
@@ -157,7 +151,6 @@ def memory_cells(memory: Memory, own: int) -> list[str]:
 
 
 def notes(memory: Memory, table: ElsaTable) -> str:
-    """Return what the columns are, and what is missing."""
     said = [NOTES.format(short=SHORT_EXAMPLES, backbone=BACKBONE)]
     at_chance = sorted(set(table.tasks) - set(table.learned))
     for said_of, tasks in (("missing", table.unfinished), ("at chance", at_chance)):
@@ -228,7 +221,6 @@ def draw_quality(axes: Axes, memory: Memory, table: ElsaTable) -> None:
 def draw_point(
     axes: Axes, table: ElsaTable, frozen: int, memory: Memory, colours: Mapping[int, str]
 ) -> None:
-    """Draw the quality at one depth over the measured share."""
     kept, own = table.average(frozen), table.num_layers - frozen
     across, low, high = memory.saved_private(own), kept.low, kept.high
     bars = None if low is None or high is None else [[kept.mean - low], [high - kept.mean]]

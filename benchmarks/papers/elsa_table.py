@@ -14,7 +14,7 @@ from statistics import mean
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from benchmarks.papers.estimate import Estimate, estimate
+from benchmarks.papers.claims import Estimate, estimate
 from benchmarks.papers.lines import PaperRun
 from nunatak_contract.cards import markdown_table
 from nunatak_training.sweeps.reporting import LOOKS, deviation, legend_below, num_frozen
@@ -47,7 +47,6 @@ class ElsaTable:
 
     @property
     def depths(self) -> list[int]:
-        """Numbers of frozen layers with runs."""
         return sorted({frozen for _, frozen in self.scores if frozen is not None})
 
     @property
@@ -148,7 +147,6 @@ class ElsaTable:
 
 
 def elsa_tables(runs: Sequence[PaperRun]) -> dict[str, ElsaTable]:
-    """Return a table for each setting of the runs, such as `1000 examples, bfloat16`."""
     groups = defaultdict[str, list[PaperRun]](list)
     for run in runs:
         if isinstance(run.outcome, Finished) and run.majority is not None:
@@ -174,7 +172,6 @@ def best_table(tables: Mapping[str, ElsaTable]) -> tuple[str, ElsaTable] | None:
 
 
 def setting_of(run: PaperRun) -> str:
-    """The settings that a table's runs share, in words."""
     recipe, cap = run.run.recipe, run.run.train_cap
     parts = [
         f"{run.run.backbone.name}",
@@ -188,7 +185,6 @@ def setting_of(run: PaperRun) -> str:
 
 
 def elsa_table(runs: Sequence[PaperRun]) -> ElsaTable:
-    """Return the table of finished runs with one setting."""
     scores: defaultdict[tuple[str, int | None], dict[int, float]] = defaultdict(dict)
     for run in runs:
         scores[run.run.task, num_frozen(run.run)][run.run.recipe.seed] = run.last_score
@@ -203,7 +199,6 @@ def elsa_table(runs: Sequence[PaperRun]) -> ElsaTable:
 
 
 def named(tasks: Sequence[str]) -> str:
-    """Return names in a sentence."""
     return tasks[0] if len(tasks) == 1 else f"{', '.join(tasks[:-1])} and {tasks[-1]}"
 
 

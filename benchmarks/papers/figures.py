@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.papers.claims import Estimate, estimate
 from benchmarks.papers.elsa_memory import MEMORY, Memory, read_memory
 from benchmarks.papers.elsa_table import (
     LEFT_OUT,
@@ -15,7 +16,6 @@ from benchmarks.papers.elsa_table import (
     elsa_tables,
     named,
 )
-from benchmarks.papers.estimate import Estimate, estimate
 from benchmarks.papers.lines import PaperRun, read_lines
 from nunatak_training.sweeps.reporting import num_frozen, regularizer_label
 from nunatak_training.sweeps.results import Finished
@@ -29,12 +29,12 @@ LEAST_RESOURCED = ("hi", "sw", "th", "ur")
 """The languages of the sets with the fewest texts in the pretraining of XLM-R and its kin."""
 ADAPTERS = "adapters"
 SFT, SFT_WITHOUT_DROPOUT = "dropout 0.2", "dropout 0"
+"""The sweep's names for standard fine-tuning with dropout at GradDrop's rate, and without."""
 By = Mapping[str, Mapping[int, float]]
 """Scores by method and seed."""
 
 
 def read_all(folder: Path) -> Lines:
-    """Read the finished runs of every file of a folder."""
     found = dict[str, Sequence[PaperRun]]()
     for file in sorted(folder.glob("*.jsonl")):
         if file.stem != MEMORY:
@@ -43,12 +43,10 @@ def read_all(folder: Path) -> Lines:
 
 
 def all_figures(folder: Path) -> Figures:
-    """Return the figures of a folder of lines."""
     return figures_of(read_all(folder)) | memory_figures(read_memory(folder))
 
 
 def figures_of(lines: Lines) -> Figures:
-    """Return all figures that the runs give."""
     return {
         **elsa_figures("mpnet", lines.get("elsa-mpnet", ())),
         **elsa_figures("minilm", lines.get("elsa-minilm", ())),
@@ -172,13 +170,11 @@ def _suiting(scores: Mapping[int, Sequence[float]]) -> dict[int, float]:
     return {seed: sum(it >= TASK_TARGET * max(of) for it in of) for seed, of in scores.items()}
 
 
-def _by_finished_task(
-    runs: Sequence[PaperRun], name_of: Callable[[PaperRun], str]
-) -> list[dict[str, dict[int, float]]]:
+def _by_finished_task(runs: Sequence[PaperRun], name_of: Callable[[PaperRun], str]) -> list[By]:
     """The scores of each task that has runs of every method."""
     wanted = {name_of(it) for it in runs}
     found = [
-        at_best_rate([it for it in runs if it.run.task == task], tested, name_of)
+        at_best_rate([it for it in runs if it.run.task == task], name_of)
         for task in sorted({it.run.task for it in runs})
     ]
     return [it for it in found if set(it) == wanted]
@@ -218,7 +214,7 @@ def zeroshot_figures(runs: Sequence[PaperRun]) -> Figures:
     for task, short in SENTENCES.items():
         ours = [it for it in runs if it.run.task == task and it.transfer]
         tuned = [it for it in ours if it.run.sweep == "zeroshot"]
-        families = at_best_rate(tuned, transferred, family_of)
+        families = at_best_rate(tuned, family_of, transferred)
         if {ADAPTERS, "full"} <= set(families):
             gains = paired([(families[ADAPTERS], families["full"])])
             if gains:
@@ -238,17 +234,14 @@ def zeroshot_figures(runs: Sequence[PaperRun]) -> Figures:
 
 
 def transferred(run: PaperRun) -> float:
-    """The mean score of a run over all other languages."""
     return mean(run.transfer.values())
 
 
 def least_resourced(run: PaperRun) -> float:
-    """The mean score of a run over the least resourced languages."""
     return mean(run.transfer[it] for it in poor_languages(run))
 
 
 def poor_languages(run: PaperRun) -> list[str]:
-    """The sets of a run that are in the least resourced languages."""
     return [it for it in run.transfer if set(it.split("_")) & set(LEAST_RESOURCED)]
 
 
@@ -265,25 +258,28 @@ def family_of(run: PaperRun) -> str:
     return ADAPTERS if run.run.recipe.method.kind == "bottleneck" else method_of(run)
 
 
-def tested(run: PaperRun) -> float:
-    """The score of a run on the examples that chose nothing."""
-    return run.finished.score
-
-
-def at_best_rate(
-    runs: Sequence[PaperRun],
-    score_of: Callable[[PaperRun], float],
-    name_of: Callable[[PaperRun], str],
-) -> dict[str, dict[int, float]]:
-    """Return the scores by method and seed, of the setting with the best mean score on dev."""
+def best_runs(
+    runs: Sequence[PaperRun], name_of: Callable[[PaperRun], str]
+) -> dict[str, list[PaperRun]]:
+    """Return the runs of each method's setting with the best mean score on dev."""
     groups = defaultdict[tuple[str, str, float], list[PaperRun]](list)
     for it in runs:
         groups[name_of(it), method_of(it), it.run.recipe.learning_rate].append(it)
     chosen: dict[str, list[PaperRun]] = {}
     for (method, _, _), them in groups.items():
         chosen[method] = max(chosen.get(method, them), them, key=_dev_score)
+    return chosen
+
+
+def at_best_rate(
+    runs: Sequence[PaperRun],
+    name_of: Callable[[PaperRun], str],
+    score_of: Callable[[PaperRun], float] = lambda it: it.finished.score,
+) -> By:
+    """Return the scores by method and seed, of the setting with the best mean score on dev."""
     return {
-        method: {it.run.recipe.seed: score_of(it) for it in them} for method, them in chosen.items()
+        method: {it.run.recipe.seed: score_of(it) for it in them}
+        for method, them in best_runs(runs, name_of).items()
     }
 
 

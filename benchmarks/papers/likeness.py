@@ -58,7 +58,6 @@ SETS = ("banking77", *NAMED)
 
 
 def main() -> None:
-    """Record accuracy, calibration and the best temperature of each set, and of all."""
     parser = figures_parser(__doc__)
     parser.add_argument("sets", nargs="*", default=list(SETS), help="sets to ask about")
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")

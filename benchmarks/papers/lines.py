@@ -4,17 +4,16 @@ A line has settings, seed, scores of every epoch, the score of the best constant
 the machine's CPU. It has no paths and no names of machines.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
 from benchmarks.harness.recording import FIGURES
-from benchmarks.papers.scoring import score
 from nunatak_contract.errors import NunatakError
 from nunatak_training.data import ExampleSet, TaggedWords, TaskData
 from nunatak_training.kinds import Metric, TaskKind
-from nunatak_training.scoring.statistics import LABEL_METRICS
+from nunatak_training.scoring.statistics import LABEL_METRICS, Statistics, count_items, placed
 from nunatak_training.sweeps.results import Finished, RunRecord
 
 LINES = FIGURES.parent / "papers"
@@ -36,7 +35,6 @@ class PaperRun(RunRecord):
 
     @property
     def finished(self) -> Finished:
-        """The outcome of a run that finished."""
         if not isinstance(self.outcome, Finished):
             raise TypeError(f"the run {self.run.digest} failed: {self.outcome.message}")
         return self.outcome
@@ -61,11 +59,7 @@ class PaperRun(RunRecord):
 
 
 def read_lines(file: Path) -> tuple[PaperRun, ...]:
-    """Return the runs of a file; none if there is no file.
-
-    Raises:
-        NunatakError: `corrupt_result`, a line holds no run.
-    """
+    """Return the runs of a file; none if there is no file."""
     return tuple(_runs(file)) if file.exists() else ()
 
 
@@ -107,3 +101,18 @@ def majority_score(
         score(metric, expected, [label] * len(expected), positive_label=positive_label)
         for label in data.labels
     )
+
+
+def score(
+    metric: Metric,
+    expected: Sequence[str],
+    predicted: Sequence[str],
+    *,
+    positive_label: str | None = None,
+) -> float:
+    """Score predicted labels; `Metric.F1` is the F1 of `positive_label`."""
+    names = sorted({*expected, *predicted, *(() if positive_label is None else (positive_label,))})
+    right, found = (placed([it] for it in units) for units in (expected, predicted))
+    counts = count_items(names, right, found, positive_label)
+    statistics = Statistics(num_units=len(expected), by_metric=counts.statistics(metric))
+    return statistics.value(metric)

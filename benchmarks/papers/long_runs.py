@@ -83,7 +83,6 @@ class PaperContext(RunContext):
 
 
 def backbone_below(models: Path, name: str) -> Backbone:
-    """Load a backbone from a folder of backbones, or by its name if the folder has none."""
     own = models / name
     return load_backbone(str(own) if own.is_dir() else name)
 
@@ -97,7 +96,6 @@ def drawn(source: Source, *, seed: int) -> TaskData:
 
 
 def main() -> None:
-    """Do the runs of the plan that have no line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -124,7 +122,6 @@ def main() -> None:
 
 
 def read_plan(path: Path) -> tuple[Entry, ...]:
-    """Read the entries of a plan."""
     return TypeAdapter(tuple[Entry, ...]).validate_python(yaml.safe_load(path.read_text("utf-8")))
 
 
@@ -168,7 +165,6 @@ def go_on(
 
 
 def finished_run(run: Run, context: PaperContext, data: Path) -> PaperRun:
-    """Train and score a run, also on other languages."""
     record = context.run(run)
     if isinstance(record.outcome, Failed) and record.outcome.code != DIVERGED:
         # A full disk, say, is no result, and a line would keep the run from being tried again.
@@ -194,7 +190,6 @@ def finished_run(run: Run, context: PaperContext, data: Path) -> PaperRun:
 def transferred(
     trained: TrainedTask, backbone: Backbone, metric: Metric, data: Path
 ) -> dict[str, float]:
-    """Return the scores of a task on the sets of other languages."""
     name = trained.data.name
     others = sorted(data.glob(TRANSFERS[name])) if name in TRANSFERS else []
     found = dict[str, float]()
@@ -217,7 +212,6 @@ def version_name(run: Run) -> str | None:
 
 
 def publish_run(run: Run, trained: TrainedTask, context: PaperContext, registry: Path) -> None:
-    """Publish the version of a run, if it shares layers."""
     name, now = version_name(run), datetime.now(UTC)
     if name is not None:
         backbone = context.backbone(run.origin.backbone)
@@ -226,7 +220,6 @@ def publish_run(run: Run, trained: TrainedTask, context: PaperContext, registry:
 
 
 def told(run: PaperRun) -> str:
-    """One line for people."""
     outcome = run.outcome
     found = f"{outcome.score:.4f}" if isinstance(outcome, Finished) else outcome.message
     return f"{run.run.sweep}: {run_text(run.run)}: {found} ({run.cpu_seconds:.0f} s)"

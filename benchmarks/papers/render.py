@@ -5,6 +5,7 @@ The program can run at any time. A part without lines says so.
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -13,25 +14,122 @@ from matplotlib.figure import Figure
 from benchmarks.harness.plots import save_svg
 from benchmarks.harness.recording import FIGURES, Sheet, latest, rounded
 from benchmarks.papers import elsa_page
-from benchmarks.papers.analysis.lowresource import analyze_lowresource
-from benchmarks.papers.analysis.robustness import analyze_robustness
-from benchmarks.papers.claims import Verdict, read_claims
+from benchmarks.papers.claims import Estimate, Verdict, estimate, read_claims
 from benchmarks.papers.elsa_memory import read_memory
 from benchmarks.papers.elsa_table import best_table, draw_relative, elsa_tables, named
-from benchmarks.papers.estimate import Estimate, estimate
 from benchmarks.papers.figures import (
     SENTENCES,
+    SFT,
     Lines,
     all_figures,
-    at_best_rate,
+    best_runs,
     method_of,
     read_all,
     transferred,
 )
-from benchmarks.papers.graddrop_table import draw_curves, graddrop_cells, graddrop_markdown
 from benchmarks.papers.lines import LINES, PaperRun
+from benchmarks.papers.of_results import analyze_lowresource, analyze_robustness
 from nunatak_contract.cards import markdown_table
-from nunatak_training.sweeps.reporting import cells_markdown, cells_of, regularizer_label
+from nunatak_training.recipes import Schedule
+from nunatak_training.sweeps.reporting import (
+    TASK,
+    Cell,
+    cells_markdown,
+    cells_of,
+    deviation,
+    legend_below,
+    mean_curve,
+    panels_by_task,
+    regularizer_label,
+    whole_numbers,
+)
+from nunatak_training.sweeps.results import RunRecord
+
+
+def variant_of(cell: Cell) -> str:
+    """The regularizer, and the schedule if the learning rate does not fall."""
+    is_constant = cell.runs[0].recipe.schedule is Schedule.CONSTANT
+    return cell.columns["regularizer"] + (", constant rate" if is_constant else "")
+
+
+def graddrop_cells(records: Sequence[RunRecord]) -> list[Cell]:
+    """Return the settings with scores of the seeds that a task has in all, the standard first."""
+    # A seed of the plan also draws the examples, which are no setting then.
+    drawn = [
+        it.model_copy(update={"run": it.run.model_copy(update={"data": data})})
+        for it in records
+        for data in [it.run.data.model_copy(update={"train_digest": ""})]
+    ]
+    seeds, whole = dict[str, set[int]](), list[Cell]()
+    cells = [cell for cell in cells_of(drawn) if cell.scores]
+    for cell in cells:
+        own = {it.recipe.seed for it in cell.runs}
+        seeds[cell.columns[TASK]] = seeds.get(cell.columns[TASK], own) & own
+    for cell in cells:
+        pairs = zip(cell.runs, cell.outcomes, strict=True)
+        kept = [it for it in pairs if it[0].recipe.seed in seeds[cell.columns[TASK]]]
+        if kept:
+            runs, outcomes = zip(*kept, strict=True)
+            whole.append(replace(cell, runs=runs, outcomes=outcomes))
+    return sorted(whole, key=lambda cell: (variant_of(cell) != SFT, variant_of(cell)))
+
+
+def graddrop_markdown(cells: Sequence[Cell]) -> str:
+    """Return a row per variant: mean and deviation per task, and the average next to SFT's.
+
+    The average is over the tasks that all variants have.
+    """
+    by_key = {(variant_of(cell), cell.columns[TASK]): cell for cell in cells}
+    tasks = sorted({task for _, task in by_key})
+    variants = list(dict.fromkeys(variant for variant, _ in by_key))
+    whole = [task for task in tasks if all((it, task) in by_key for it in variants)]
+    averages = {it: average(by_key, it, whole) if whole else 0.0 for it in variants}
+    rows = [
+        [
+            "SFT" if variant == SFT else variant,
+            *(_spread(by_key, variant, task) for task in tasks),
+            f"{averages[variant]:.4f}" if whole else "",
+        ]
+        for variant in sorted(variants, key=lambda it: -averages[it])
+    ]
+    return markdown_table(
+        ["variant", *tasks, f"average of {named(whole)}" if whole else "average"], rows
+    )
+
+
+def average(cells: dict[tuple[str, str], Cell], variant: str, tasks: Sequence[str]) -> float:
+    return mean(mean(cells[variant, task].scores) for task in tasks)
+
+
+def draw_curves(cells: Sequence[Cell]) -> Figure:
+    """Draw dev score over epochs, one panel per task, with standard fine-tuning in black."""
+    drawing, panels = panels_by_task(cells)
+    for axes, (task, members) in panels:
+        for cell in members:
+            points = mean_curve(cell)
+            is_sft = variant_of(cell) == SFT
+            (line,) = axes.plot(
+                [epoch for epoch, _ in points],
+                [score for _, score in points],
+                label="SFT" if is_sft else variant_of(cell),
+                lw=2.5 if is_sft else 1.2,
+                ms=5,
+            )
+            if is_sft:
+                line.set_color("black")
+        whole_numbers(axes)
+        axes.set(title=task, xlabel="epoch", ylabel="dev score")
+    legend_below(drawing, [axes for axes, _ in panels])
+    return drawing
+
+
+def _spread(cells: dict[tuple[str, str], Cell], variant: str, task: str) -> str:
+    if (variant, task) not in cells:
+        return ""
+    scores = cells[variant, task].scores
+    one = f"{mean(scores):.3f}"
+    return f"{one} ± {deviation(scores):.3f}" if len(scores) > 1 else one
+
 
 PAGE = FIGURES.parent / "papers.md"
 HEAD = """# The papers' tables
@@ -73,7 +171,6 @@ DEVIATIONS = """## Where the methods differ from the papers
 
 
 def main() -> None:
-    """Write both pages and their plots."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=Path, default=LINES, help="folder of the lines")
     parser.add_argument("--page", type=Path, default=PAGE)
@@ -112,20 +209,17 @@ def claimed(folder: Path) -> Mapping[str, tuple[float, str]]:
 
 
 def machines_of(folder: Path) -> list[str]:
-    """Return the machines of all lines."""
     runs = {it.hardware for runs in read_all(folder).values() for it in runs}
     return sorted(runs | {read_memory(folder).hardware})
 
 
 def counted(figures: Mapping[str, Estimate]) -> str:
-    """Return how many claims have each verdict."""
     verdicts = [it.judged(figures)[0] for paper in read_claims() for it in paper.claims]
     counts = [f"*{it}* {verdicts.count(it)}" for it in Verdict if it in verdicts]
     return f"The verdicts on the {len(verdicts)} claims: {named(counts)}."
 
 
 def page_of(folder: Path) -> tuple[str, Mapping[str, Figure]]:
-    """Return the page that the lines of a folder make, and its plots by name."""
     lines, drawings = read_all(folder), dict[str, Figure]()
     figures = all_figures(folder)
     parts = [
@@ -186,7 +280,6 @@ def adapter_part(lines: Lines, drawings: Drawings) -> str:
 
 
 def graddrop_part(lines: Lines, drawings: Drawings) -> str:
-    """Return the averages by variant, and the curves."""
     runs = lines.get("graddrop", ())
     cells, text = graddrop_cells(runs), ""
     if cells:
@@ -204,14 +297,13 @@ def zeroshot_part(lines: Lines, drawings: Drawings) -> str:
         ours = [it for it in runs if it.run.task == task and it.transfer]
         tuned = [it for it in ours if it.run.sweep == "zeroshot"]
         dropped = [it for it in ours if it.run.sweep != "zeroshot"]
-        for them, name_of in ((tuned, method_of), (dropped, variant_of)):
+        for them, name_of in ((tuned, method_of), (dropped, regularizer_of)):
             if them:
                 text.append(f"{task}, {them[0].finished.metric}:\n\n{languages(them, name_of)}")
     return section("Zero-shot transfer", "zeroshot", runs, "\n".join(text))
 
 
-def variant_of(run: PaperRun) -> str:
-    """The regularizer of a run."""
+def regularizer_of(run: PaperRun) -> str:
     return regularizer_label(run.run.recipe)
 
 
@@ -219,39 +311,20 @@ def languages(runs: Sequence[PaperRun], name_of: Callable[[PaperRun], str]) -> s
     """Return a row for each method: English, the mean of the other languages, and each of them."""
     names = sorted(set[str].intersection(*(set(it.transfer) for it in runs)))
     shown = [name.removeprefix("ud_").removesuffix("_pos").rpartition("_")[2] for name in names]
-    rows = list[list[str]]()
-    for method in dict.fromkeys(map(name_of, runs)):
-        its = [it for it in runs if name_of(it) == method]
-        own = at_best_rate(its, lambda it: it.finished.score, name_of)[method]
-        rate = best_rate(its, own)
-        others = at_best_rate(its, transferred, name_of)[method]
-        each = (
-            at_best_rate(its, lambda it, name=name: it.transfer[name], name_of)[method]
-            for name in names
-        )
-        rows.append(
-            [
-                method,
-                f"{rate:g}",
-                f"{mean(own.values()):.3f}",
-                estimate(list(others.values())).text(),
-                *(f"{mean(it.values()):.3f}" for it in each),
-            ]
-        )
+    rows = [
+        [
+            method,
+            f"{its[0].run.recipe.learning_rate:g}",
+            f"{mean(it.finished.score for it in its):.3f}",
+            estimate([transferred(it) for it in its]).text(),
+            *(f"{mean(it.transfer[name] for it in its):.3f}" for name in names),
+        ]
+        for method, its in best_runs(runs, name_of).items()
+    ]
     return markdown_table(["method", "rate", "English", "mean of others", *shown], rows)
 
 
-def best_rate(runs: Sequence[PaperRun], scores: Mapping[int, float]) -> float:
-    """Return the rate of the runs that have these scores."""
-    return next(
-        it.run.recipe.learning_rate
-        for it in runs
-        if scores.get(it.run.recipe.seed) == it.finished.score
-    )
-
-
 def robustness_part(lines: Lines, drawings: Drawings) -> str:
-    """Return box plots over learning rates."""
     runs, text = lines.get("robustness", ()), ""
     if runs:
         found = analyze_robustness(runs)

@@ -8,21 +8,17 @@ in the results folder, and are not trained again. Figures are recorded if all fi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict
 
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.papers.adopt import Named, read, run
 from nunatak_contract.enums import LinearMap
-from nunatak_contract.methods import Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import Backbone, load_backbone
-from nunatak_training.data import ExampleSet, TaskData, load_task_data
-from nunatak_training.fitting import evaluate, fit_task
-from nunatak_training.kinds import Metric
-from nunatak_training.recipes import default_recipe
-from nunatak_training.report import Report
+from nunatak_model import load_backbone
+from nunatak_registry import Registry
 
 RESULTS = Path(".bench/shared_quality")
 PREFIX = "race.five"
@@ -37,31 +33,19 @@ SETS: Mapping[str, str] = {
 FULL, SHARED, HEAD = "full", "shared", "head"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Try:
-    """One way to train a set."""
-
-    name: str
-    group: str
-    """Dev examples choose among the tries of a group."""
-    method: Method
-    changes: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-
-
-TRIES = (
-    *(
-        Try(name=f"full-{rate:g}", group=FULL, method=Full(), changes={"learning_rate": rate})
-        for rate in (1e-4, 3e-4)
+TRIES: Mapping[str, tuple[str, Named]] = {
+    **{
+        f"full-{rate:g}": (FULL, {"method": "full", "learning_rate": rate}) for rate in (1e-4, 3e-4)
+    },
+    "top-3": (SHARED, {"method": "topk", "layers": 3}),
+    "lora-middle": (
+        SHARED,
+        {"method": "lora", "rank": 16, "alpha": 32.0, "targets": [*LinearMap], "first_layer": 3},
     ),
-    Try(name="top-3", group=SHARED, method=TopK(num_layers=3)),
-    Try(
-        name="lora-middle",
-        group=SHARED,
-        method=Lora(rank=16, alpha=32.0, targets=tuple(LinearMap), first_layer=3),
-    ),
-    Try(name="head", group=HEAD, method=HeadOnly()),
-)
-SHARED_TRIES = tuple(one.name for one in TRIES if one.group == SHARED)
+    "head": (HEAD, {"method": "head"}),
+}
+"""Group and settings of each try; dev examples choose among the tries of a group."""
+SHARED_TRIES = tuple(name for name, (group, _) in TRIES.items() if group == SHARED)
 
 
 class Run(BaseModel):
@@ -73,16 +57,6 @@ class Run(BaseModel):
     group: str
     dev: float
     test: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Most examples of each part of a set, and the epochs of every run."""
-
-    rows: int
-    dev: int
-    test: int
-    epochs: int
 
 
 def main() -> None:
@@ -97,71 +71,46 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds of every run")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of finished runs")
     options, sheet = open_sheet(parser)
-    sizes = Sizes(rows=options.rows, dev=options.dev, test=options.test, epochs=options.epochs)
-    results = options.results / f"{sizes.rows}-{sizes.dev}-{sizes.test}-{sizes.epochs}"
+    sizes = (options.rows, options.dev, options.test, options.epochs)
+    results = options.results / "-".join(map(str, sizes))
     results.mkdir(parents=True, exist_ok=True)
-    backbone, found = load_backbone(), dict[str, list[list[Run]]]()
-    for name in options.sets:
-        found[name] = [
-            runs_of(options.data / name, sizes, backbone, seed=seed, results=results)
+    found = {
+        name: [
+            runs_of(options.data / name, sizes, seed=seed, results=results)
             for seed in range(options.seeds)
         ]
+        for name in options.sets
+    }
     if set(options.sets) == set(SETS):
         record(found, sheet)
 
 
 def runs_of(
-    folder: Path, sizes: Sizes, backbone: Backbone, *, seed: int, results: Path
+    folder: Path, sizes: tuple[int, int, int, int], *, seed: int, results: Path
 ) -> list[Run]:
-    """Return the runs of a set with a seed, and train those that are missing."""
-    runs, data = list[Run](), cut(load_task_data(folder), sizes)
-    for one in TRIES:
-        file = results / f"{folder.name}-{one.name}-{seed}.json"
-        if not file.exists():
-            run = train(one, data, backbone, sizes, seed=seed)
-            file.write_text(run.model_dump_json(), encoding="utf-8")
-            print(f"{folder.name} {seed}: {run.name} {run.dev:.4f} {run.test:.4f}", flush=True)
-        runs.append(Run.model_validate_json(file.read_text(encoding="utf-8")))
-    return runs
-
-
-def cut(data: TaskData, sizes: Sizes) -> TaskData:
-    """Return the first examples of each part.
+    """Return the runs of a set with a seed, and train those that are missing.
 
     A set without labelled test examples is tested on its dev examples. Its own dev examples are
     then the last train examples.
     """
-    train, dev, test = data.train.examples, data.dev.examples, data.test
-    if test is None:
-        train, dev, test = train[: -sizes.dev], train[-sizes.dev :], data.dev
-    return replace(
-        data,
-        train=ExampleSet(examples=train[: sizes.rows]),
-        dev=ExampleSet(examples=dev[: sizes.dev]),
-        test=ExampleSet(examples=test.examples[: sizes.test]),
-    )
-
-
-def train(one: Try, data: TaskData, backbone: Backbone, sizes: Sizes, *, seed: int) -> Run:
-    """Train once, and score the version of the best epoch."""
-    if data.test is None:
-        raise ValueError(f"{data.name} has no test examples")
-    changes: dict[str, JsonValue] = {
-        "epochs": sizes.epochs,
-        "max_length": 64,
-        "metric": Metric.F1_MACRO.value,
-        "seed": seed,
-        **one.changes,
-    }
-    recipe = default_recipe(one.method, changes=changes)
-    trained = fit_task(data, recipe, backbone, report=Report())
-    test = evaluate(trained, data.test, backbone)
-    return Run(
-        name=one.name,
-        group=one.group,
-        dev=trained.scores[Metric.F1_MACRO].value,
-        test=test.values[Metric.F1_MACRO].value,
-    )
+    rows, num_dev, num_test, epochs = sizes
+    train, test, runs = read(folder, "train"), read(folder, "test"), list[Run]()
+    if (folder / "test.jsonl.gz").exists():
+        dev = read(folder, "dev")[:num_dev]
+    else:
+        train, dev = train[:-num_dev], train[-num_dev:]
+    parts = {"train": train[:rows], "dev": dev, "test": test[:num_test]}
+    for name, (group, named) in TRIES.items():
+        file = results / f"{folder.name}-{name}-{seed}.json"
+        if not file.exists():
+            settings = {"epochs": epochs, "seed": seed, **named}
+            with TemporaryDirectory() as place, Registry.open(place) as registry:
+                made = run("shared", parts, settings, registry, load_backbone()).manifest
+            scores = {"dev": made.metrics[0].value, "test": made.test_metrics[0].value}
+            file.write_text(Run(name=name, group=group, **scores).model_dump_json(), "utf-8")
+            print(f"{folder.name} {seed}: {name} {scores}", flush=True)
+        runs.append(Run.model_validate_json(file.read_text("utf-8")))
+    return runs
 
 
 def chosen(runs: Sequence[Run], way: str) -> Run:

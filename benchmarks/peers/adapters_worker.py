@@ -32,7 +32,6 @@ SIDES = {"down": "adapter_down.0", "up": "adapter_up"}
 
 
 def main() -> None:
-    """Build the model of the job and serve its cases."""
     folder = Path(sys.argv[1])
     job = json.loads((folder / "job.json").read_text())
     tensors = load_file(folder / "tensors.safetensors")
@@ -118,12 +117,10 @@ def stacked_heads(tasks: Iterable[int], tensors: Tensors) -> tuple[Tensor, Tenso
 
 
 def task_name(index: int) -> str:
-    """Return the name of a task in the job's tensors."""
     return f"task{index}"
 
 
 def apply_heads(hidden: Tensor, heads: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply each row's own head to the first token of the row."""
     weight, bias = heads
     return (weight @ hidden[:, 0].unsqueeze(-1)).squeeze(-1) + bias
 

@@ -30,7 +30,6 @@ class Answer(BaseModel):
 
 
 def options() -> argparse.Namespace:
-    """Read the options: port, base model, mode, and folders of tasks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--base", type=Path, help="folder of the base model")

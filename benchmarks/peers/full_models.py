@@ -16,7 +16,6 @@ LOCK = threading.Lock()
 
 
 def main() -> None:
-    """Load every task's model and serve."""
     read = options()
     torch.set_grad_enabled(False)
     tokenizer = AutoTokenizer.from_pretrained(read.tasks[0])

@@ -24,12 +24,10 @@ class Logits(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Return the logits [1, labels] of token ids [1, length]."""
         return self.model(input_ids=input_ids).logits
 
 
 def main() -> None:
-    """Export each folder that has no models yet."""
     for folder in map(Path, sys.argv[1:]):
         if not (folder / "rounded.onnx").exists():
             export(Logits(AutoModelForSequenceClassification.from_pretrained(folder)), folder)

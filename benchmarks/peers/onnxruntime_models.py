@@ -18,7 +18,6 @@ LOCK = threading.Lock()
 
 
 def main() -> None:
-    """Start every task's session and serve."""
     read = options()
     tokenizer = Tokenizer.from_file(str(read.tasks[0] / "tokenizer.json"))
     tokenizer.no_padding()
@@ -47,7 +46,6 @@ def session_of(file: Path, num_threads: int) -> onnxruntime.InferenceSession:
 
 
 def probabilities(logits: np.ndarray) -> list[float]:
-    """Return the softmax of [labels]."""
     powers = np.exp(logits - logits.max())
     return (powers / powers.sum()).tolist()
 

@@ -27,18 +27,15 @@ class Task(nn.Module):
     """The model of one task, which gives the logits [1, labels] of one text."""
 
     def __init__(self, encoder: BertModel, weight: Tensor, bias: Tensor) -> None:
-        """Keep the encoder and the head."""
         super().__init__()
         self.encoder, self.weight, self.bias = encoder, weight, bias
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Return the logits of token ids [1, length]."""
         hidden = self.encoder(input_ids=input_ids).last_hidden_state
         return functional.linear(hidden[:, 0], self.weight, self.bias)
 
 
 def main() -> None:
-    """Export and quantize the model of the job, and serve its cases."""
     folder = Path(sys.argv[1])
     job = json.loads((folder / "job.json").read_text())
     torch.set_num_threads(job["num_threads"])

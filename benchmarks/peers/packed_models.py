@@ -31,7 +31,6 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply by the packed weight."""
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")  # noqa: SLF001
 
 
@@ -43,7 +42,6 @@ class Scheduler:
         threading.Thread(target=self._run, daemon=True).start()
 
     def ask(self, ids: list[int]) -> Future:
-        """Return the future probabilities of a row."""
         answer: Future = Future()
         self.waiting.put((ids, answer))
         return answer
@@ -74,7 +72,6 @@ class Scheduler:
 
 
 def pack(module: nn.Module) -> None:
-    """Replace all large linear layers below a module."""
     for name, child in module.named_children():
         if isinstance(child, nn.Linear) and child.weight.numel() >= MIN_ELEMENTS:
             setattr(module, name, PackedLinear(child))
@@ -83,7 +80,6 @@ def pack(module: nn.Module) -> None:
 
 
 def main() -> None:
-    """Load and pack every task's model, and serve."""
     read = options()
     torch.set_grad_enabled(False)
     tokenizer = AutoTokenizer.from_pretrained(read.tasks[0])

@@ -28,7 +28,6 @@ class Waiting(NamedTuple):
 
 
 def main() -> None:
-    """Load base and adapters and serve."""
     read = options()
     tokenizer = AutoTokenizer.from_pretrained(read.base)
     base = AutoModelForSequenceClassification.from_pretrained(read.base, num_labels=3)

@@ -25,7 +25,6 @@ class OurClient:
         self._client = client
 
     async def ask(self, tasks: Sequence[str], text: str) -> None:
-        """Use the task's own route for one task, and one request for several tasks."""
         if len(tasks) == 1:
             await self._client.predict(tasks[0], text)
             return
@@ -41,16 +40,10 @@ class PlainClient:
         self._addresses = addresses
 
     async def ask(self, tasks: Sequence[str], text: str) -> None:
-        """Ask the tasks; raise an error unless every task answers."""
         await self.probabilities(tasks, text)
 
     async def probabilities(self, tasks: Sequence[str], text: str) -> list[list[float]]:
-        """Return the probabilities of the labels, by task.
-
-        Raises:
-            ConnectionFailedError: there was no answer.
-            InvalidResponseError: the status of the answer is not 200.
-        """
+        """Return the probabilities of the labels, by task."""
         by_address: dict[str, list[str]] = {}
         for task in tasks:
             by_address.setdefault(self._addresses[task], []).append(task)

@@ -16,11 +16,11 @@ Our server and onnxruntime race in 8-bit integers, too. Their ratios are over on
 """
 
 import asyncio
-import random
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 import torch
@@ -30,16 +30,15 @@ from benchmarks.harness.makers import LABELS, TaskPlan, publish_missing
 from benchmarks.harness.open_loop import LoadClient, percentile
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.shapes import Shape
-from benchmarks.savings.clients import answers, client_of
-from benchmarks.savings.desk import FULL, WORK, Desk
-from benchmarks.savings.race import check_agreement
+from benchmarks.savings.clients import client_of
+from benchmarks.savings.race import run_round
 from benchmarks.savings.systems import (
     PEERS_FOLDER,
     Deployment,
+    Desk,
     Started,
     System,
     interpreter_of,
-    running,
 )
 from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import HeadOnly, Lora, Method, TopK
@@ -62,7 +61,6 @@ RACERS = (
     *(System.FULL_MODELS, *ONNXRUNTIMES),
 )
 TEXTS = Scenario(name="five", words=32, sigma=0.25)
-TEXT = "Where is my parcel, and who can tell me more?"
 EXPORTER = PEERS_FOLDER / "onnx_export.py"
 MIB = 2**20
 
@@ -131,21 +129,27 @@ INT8_GOALS = (
 
 
 def main() -> None:
-    """Race on the shapes, and record the figures of each."""
     parser = figures_parser(__doc__, rounds=2)
     parser.add_argument("shapes", nargs="*", default=["modernbert", "minilm"], metavar="SHAPE")
     options, sheet = open_sheet(parser)
     torch.set_num_threads(1)
-    desk = Desk(work=WORK, sheet=sheet, extent=FULL, cores=None)
+    desk = Desk()
     for name in options.shapes:
         shape = SHAPES[name]
         deployments = deploy(desk, shape)
-        rounds = [run_round(deployments, EFFORTS[shape], seed=seed) for seed in range(sheet.rounds)]
+        tasks = deployments[System.NUNATAK].tasks
+        rounds = [
+            run_round(
+                deployments,
+                partial(take_turn, tasks=tasks, effort=EFFORTS[shape], seed=seed),
+                seed=seed,
+            )
+            for seed in range(sheet.rounds)
+        ]
         record(name, rounds, sheet)
 
 
 def ways(backbone: Backbone) -> dict[str, Method]:
-    """Return the methods of the tasks on a backbone."""
     middle = backbone.config.num_layers // 2
     return {
         TOP: TopK(num_layers=3),
@@ -187,34 +191,7 @@ def deploy(desk: Desk, shape: Shape) -> dict[System, Deployment]:
     }
 
 
-def run_round(
-    deployments: Mapping[System, Deployment], effort: Effort, *, seed: int
-) -> dict[System, Turn]:
-    """Measure every system once, in shuffled order.
-
-    Raises:
-        DisagreementError: two systems answer differently.
-    """
-    turns, said = dict[System, Turn](), dict[System, list[list[float]]]()
-    systems = list(deployments)
-    for system in random.Random(seed).sample(systems, len(systems)):
-        deployment = deployments[system]
-        with running(system, deployment) as started:
-            said[system] = answers(started, deployment.tasks, TEXT)
-            turns[system] = turn = asyncio.run(
-                take_turn(started, deployment.tasks, effort, seed=seed)
-            )
-        print(
-            f"  {system}: {turn.sequential.per_s:.2f}/s alone, {turn.concurrent.per_s:.2f}/s and "
-            f"p95 {turn.concurrent.p95_ms:.0f} ms of {CLIENTS}, {turn.pss_mib:.0f} MiB",
-            flush=True,
-        )
-    check_agreement(said)
-    return turns
-
-
 async def take_turn(started: Started, tasks: Sequence[str], effort: Effort, *, seed: int) -> Turn:
-    """Measure a running system."""
     # No text comes twice to a server, because a cache would answer it.
     texts = Requests(TEXTS, tasks, seed=seed)
     async with client_of(started) as client:

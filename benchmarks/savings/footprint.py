@@ -3,8 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import linear_regression
 
 from benchmarks.savings.clients import client_of
 from benchmarks.savings.systems import Deployment, Started, System, running
@@ -14,23 +12,6 @@ TEXT = "Where is my parcel, and who can tell me more about it?"
 WITHOUT_CACHE = ("--trunk-cache-bytes", "0")
 CountOf = Callable[[Started], int]
 """Counts the bytes of a running system."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """The straight line through the memory over the number of tasks."""
-
-    base_bytes: float
-    slope_bytes: float
-
-
-def footprint(
-    system: System, deployment: Deployment, counts: Sequence[int], *, settling_s: float
-) -> Footprint:
-    """Measure the memory at `counts` tasks, two counts at least; fit the bytes per task."""
-    found = pss_bytes(system, deployment, counts, settling_s=settling_s)
-    line = linear_regression([float(it) for it in counts], [float(it) for it in found])
-    return Footprint(base_bytes=line.intercept, slope_bytes=line.slope)
 
 
 def pss_bytes(
@@ -47,16 +28,18 @@ def pss_bytes(
     """
     if system.is_ours:
         return _of_one_server(deployment, counts, settling_s, count_of)
-    return [_of_a_start(system, deployment, count, settling_s, count_of) for count in counts]
+    points = list[int]()
+    for first in map(deployment.first, counts):
+        with running(system, first) as started:
+            points.append(_asked(started, first.tasks, settling_s, count_of))
+    return points
 
 
-def runtime_bytes(
-    system: System, tiny: Deployment, *, settling_s: float, count_of: CountOf = Started.pss
-) -> int:
+def runtime_bytes(system: System, tiny: Deployment, *, settling_s: float) -> int:
     """Return the bytes of a system almost without weights: interpreter, libraries, threads."""
     weights = (tiny.backbone / "model.safetensors").stat().st_size
     with running(system, tiny) as started:
-        return _asked(started, tiny.tasks, settling_s, count_of) - weights
+        return _asked(started, tiny.tasks, settling_s, Started.alone) - weights
 
 
 def _of_one_server(
@@ -74,14 +57,6 @@ def _of_one_server(
                 points.append(_asked(started, tasks, settling_s, count_of))
                 done = count
     return points
-
-
-def _of_a_start(
-    system: System, deployment: Deployment, count: int, settling_s: float, count_of: CountOf
-) -> int:
-    first = deployment.first(count)
-    with running(system, first) as started:
-        return _asked(started, first.tasks, settling_s, count_of)
 
 
 def _asked(started: Started, tasks: Sequence[str], settling_s: float, count_of: CountOf) -> int:

@@ -9,9 +9,10 @@ objective in a short trial must also keep it for as many requests as a p99 needs
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any, TypeVar
 
 from benchmarks.harness.open_loop import (
     LAG_LIMIT_MS,
@@ -26,6 +27,8 @@ from benchmarks.savings.systems import Deployment, Started, System, running
 from nunatak_loadtest.scenarios import Scenario
 from nunatak_loadtest.traffic import Requests
 
+ResultT = TypeVar("ResultT")
+TEXT = "Where is my parcel, and who can tell me more?"
 BURST = 64
 """Requests sent at once to find the highest rate of a system."""
 WARM_AFTER_S = 5.0
@@ -52,7 +55,6 @@ class Effort:
     """Most seconds of the longer trial, also if it has fewer requests."""
 
     def seconds_to_believe(self, rate_per_s: float) -> float:
-        """Return the seconds of the longer trial of a rate."""
         return min(self.longest_s, max(self.look_s, self.requests / rate_per_s))
 
 
@@ -68,27 +70,18 @@ class Rate:
 
 
 def run_round(
-    systems: Sequence[System],
-    deployment: Deployment,
-    scenario: Scenario,
-    effort: Effort,
+    deployments: Mapping[System, Deployment],
+    measure: Callable[[Started], Coroutine[Any, Any, ResultT]],
     *,
     seed: int,
-) -> Mapping[System, float]:
-    """Return the highest rate of every system that keeps the objective, each run in its turn.
-
-    Raises:
-        DisagreementError: two systems answer differently.
-    """
-    found, said = dict[System, float](), dict[System, list[list[float]]]()
-    for system in random.Random(seed).sample(list(systems), len(systems)):
-        with running(system, deployment) as started:
-            text = "Where is my parcel, and who can tell me more?"
-            said[system] = answers(started, deployment.tasks, text)
-            best = asyncio.run(highest_rate(started, scenario, effort, seed=seed))
-        found[system] = best.goodput_per_s
-        rate = f"{best.goodput_per_s:.2f}/s, p99 {best.p99_ms:.0f} ms of {best.requests}"
-        print(f"  {system}: {rate}", flush=True)
+) -> dict[System, ResultT]:
+    """Measure every system once, in shuffled order; all must give the same answers."""
+    found, said = dict[System, ResultT](), dict[System, list[list[float]]]()
+    for system in random.Random(seed).sample(list(deployments), len(deployments)):
+        with running(system, deployments[system]) as started:
+            said[system] = answers(started, deployments[system].tasks, TEXT)
+            found[system] = asyncio.run(measure(started))
+        print(f"  {system}: {found[system]}", flush=True)
     check_agreement(said)
     return found
 

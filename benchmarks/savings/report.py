@@ -4,30 +4,80 @@ Arguments choose parts. Each part appends its figures; `make figures` writes the
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, median
 
 import torch
 
 from benchmarks.harness.makers import BOTTLENECK, HEAD, LORA, TOP_LAYER, TaskPlan, plans
-from benchmarks.harness.pinning import cores_of, keep_off
 from benchmarks.harness.recording import Sheet, figures_parser
 from benchmarks.harness.shapes import Shape
-from benchmarks.savings.desk import FULL, SMOKE, WORK, Desk, Extent
-from benchmarks.savings.footprint import WITHOUT_CACHE, footprint, pss_bytes, runtime_bytes
-from benchmarks.savings.race import run_round
-from benchmarks.savings.systems import Deployment, System
-from nunatak_contract.methods import QUERY_AND_VALUE, Lora, TopK
+from benchmarks.savings.footprint import WITHOUT_CACHE, pss_bytes
+from benchmarks.savings.race import Effort, highest_rate, run_round
+from benchmarks.savings.systems import WORK, Deployment, Desk, System, cores_of, keep_off
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora
 from nunatak_loadtest.scenarios import scenario_named
-from nunatak_model import BranchSpec, model_size, parameter_shapes, parameters_saved
+from nunatak_model import BranchSpec, parameter_shapes
 
-EXTENTS = {"full": FULL, "smoke": SMOKE}
 MIXED = (LORA, TOP_LAYER, BOTTLENECK)
 FLOAT32_BYTES, TASKS_SHOWN = 4, 100
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """The sizes of all measurements."""
+
+    counts: tuple[int, ...]
+    """Numbers of tasks of our server's memory lines."""
+    copies: Mapping[Shape, tuple[int, ...]]
+    """Numbers of full models; the lines are extrapolated beyond the last number."""
+    processes: tuple[int, ...]
+    settling_s: float
+    """Seconds between the last answer and the measurement of the memory."""
+    race_shape: Shape
+    race_tasks: int
+    own_layers: int
+    racers: tuple[System, ...]
+    effort: Effort
+    goals: Mapping[str, str]
+    """The goal of each scenario: our rate over that of the best baseline."""
+
+
+EXTENTS = {
+    "full": Extent(
+        counts=(1, 25, 50, 75, 100),
+        copies={Shape.MINILM: (1, 8, 16, 32), Shape.BERT_BASE: (1, 4, 8)},
+        processes=(1, 2, 4),
+        settling_s=6.0,
+        race_shape=Shape.MINILM,
+        race_tasks=16,
+        own_layers=2,
+        racers=(
+            *(System.NUNATAK, System.NUNATAK_BFLOAT16),
+            *(System.FULL_MODELS, System.PEFT_SWITCH, System.PEFT_MIXED),
+        ),
+        effort=Effort(look_s=5.0, requests=200, longest_s=20.0),
+        goals={"single": ">= 1.3", "fanout8": ">= 2"},
+    ),
+    "smoke": Extent(
+        counts=(1, 3),
+        copies={Shape.TINY: (1, 2)},
+        processes=(),
+        settling_s=0.0,
+        race_shape=Shape.TINY,
+        race_tasks=2,
+        own_layers=1,
+        racers=(System.NUNATAK, System.NUNATAK_BFLOAT16, System.FULL_MODELS),
+        effort=Effort(look_s=0.5, requests=5, longest_s=1.0),
+        goals={"single": ">= 1.3"},
+    ),
+}
+"""`smoke` runs for a few seconds and only tests the code; its figures mean nothing."""
+
+
 def main() -> None:
-    """Measure and record the requested parts."""
     parser = figures_parser(__doc__, rounds=1)
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
     parser.add_argument("--extent", choices=EXTENTS, default="full")
@@ -40,93 +90,52 @@ def main() -> None:
     for name in options.parts:
         command = f"python -m benchmarks.savings.report {name} --rounds {options.rounds}"
         sheet = Sheet(command=command, file=options.figures, rounds=options.rounds)
-        extent = EXTENTS[options.extent]
-        PARTS[name](Desk(work=options.work, sheet=sheet, extent=extent, cores=cores))
+        PARTS[name](Desk(work=options.work, cores=cores), EXTENTS[options.extent], sheet)
 
 
-def memory(desk: Desk) -> None:
+def memory(desk: Desk, extent: Extent, sheet: Sheet) -> None:
     """Memory over the number of tasks: ours, full models in one process, a process per task."""
-    for shape, counts in desk.extent.ours.items():
-        wanted = plans(max(counts), MIXED)
+    for shape, copies in extent.copies.items():
+        wanted = plans(max(extent.counts), MIXED)
         ours = desk.deployment(shape, "mixed", wanted, options=WITHOUT_CACHE)
-        slope = _record_line(desk, shape, System.NUNATAK, ours, counts)
+        line = partial(_record_line, sheet, shape, settling_s=extent.settling_s)
+        slope = line(System.NUNATAK, ours, extent.counts)
         shapes = (parameter_shapes(BranchSpec(method=it, head=HEAD), desk.backbone(shape).config)
                   for it in MIXED)  # fmt: skip
         sizes = [sum(torch.Size(it).numel() for it in them.values()) for them in shapes]
         ratio = slope / (FLOAT32_BYTES * sum(sizes) / len(sizes))
         unit = "PSS per further task over its parameter bytes"
-        desk.sheet.record(f"report.slope.{shape}", [ratio], unit=unit, goal="<= 1.1")
-        copies = desk.extent.copies[shape]
+        sheet.record(f"report.slope.{shape}", [ratio], unit=unit, goal="<= 1.1")
         adapters = plans(max(copies), (LORA,))
         apart = desk.deployment(shape, "lora", [], full_models=adapters, adapters=adapters)
-        few = tuple(it for it in desk.extent.processes if it <= max(copies))
-        systems = {System.PROCESSES_PRIVATE: few, System.PROCESSES_MAPPED: few} if few else {}
-        for system, numbers in (systems | {System.FULL_MODELS: copies}).items():
-            _record_line(desk, shape, system, _with_tasks(apart, adapters), numbers)
+        line(System.FULL_MODELS, _with_tasks(apart, adapters), copies)
+        if extent.processes:
+            for system in (System.PROCESSES_PRIVATE, System.PROCESSES_MAPPED):
+                line(system, _with_tasks(apart, adapters), extent.processes)
 
 
-def saved(desk: Desk) -> None:
-    """Measure the paper's table in deployment: the growth of our server against full models.
-
-    The formula counts parameters. The full models therefore have all their parameters in memory, as
-    after some traffic. A second figure compares with models whose files are mapped, and whose
-    embeddings are hardly read yet. Our server holds the backbone layers that its tasks read.
-    """
-    shape, extent = desk.extent.saved_shape, desk.extent
-    config = desk.backbone(shape).config
-    most = max(extent.saved_tasks)
-    tiny = plans(1, (LORA,))
-    nothing = desk.deployment(Shape.TINY, "runtime", tiny, options=WITHOUT_CACHE, full_models=tiny)
-    copies = plans(most, (TopK(num_layers=1),), prefix="copy")
-    apart = _with_tasks(desk.deployment(shape, "copies", [], full_models=copies), copies)
-    copied, mapped = (
-        _grown(system, apart, nothing, extent)
-        for system in (System.FULL_MODELS_PRIVATE, System.FULL_MODELS)
-    )
-    for frozen in extent.saved_frozen:
-        wanted = plans(most, (TopK(num_layers=config.num_layers - frozen),), prefix=f"n{frozen}")
-        options = (*WITHOUT_CACHE, "--backbone-layers", str(frozen))
-        ours = _grown(
-            System.NUNATAK,
-            desk.deployment(shape, f"n{frozen}", wanted, options=options),
-            nothing,
-            extent,
-        )
-        for count, server, models, lazy in zip(
-            extent.saved_tasks, ours, copied, mapped, strict=True
-        ):
-            size = model_size(config, HEAD)
-            formula = parameters_saved(size, num_tasks=count, num_frozen=frozen)
-            name = f"{shape}.t{count}.n{frozen}"
-            desk.sheet.record(
-                f"report.saved.{name}",
-                [1 - server / models],
-                unit=f"of the memory of full models; formula {formula:.3f}",
-                goal=f">= {formula - 0.02:.3f}",
-            )
-            unit = "of the memory of full models, mapped, of which each has answered one text"
-            desk.sheet.record(f"report.saved_mapped.{name}", [1 - server / lazy], unit=unit)
-
-
-def races(desk: Desk) -> None:
+def races(desk: Desk, extent: Extent, sheet: Sheet) -> None:
     """Race all systems, in turns, for the throughput that keeps the p99 objective."""
-    extent, count = desk.extent, desk.extent.race_tasks
-    shape = Shape.MINILM if Shape.MINILM in extent.ours else Shape.TINY
-    first = desk.backbone(shape).config.num_layers - (2 if count > 2 else 1)
+    shape = extent.race_shape
+    first = desk.backbone(shape).config.num_layers - extent.own_layers
     method = Lora(rank=8, first_layer=first, alpha=16.0, targets=QUERY_AND_VALUE)
-    wanted = plans(count, (method,), prefix="race")
+    wanted = plans(extent.race_tasks, (method,), prefix="race")
     deployment = desk.deployment(shape, "race", wanted, full_models=wanted, adapters=wanted)
-    for workload, goal in extent.race_goals.items():
+    for workload, goal in extent.goals.items():
         scenario = scenario_named(workload)
         rounds = [
-            run_round(extent.racers, deployment, scenario, extent.race_effort, seed=seed)
-            for seed in range(desk.sheet.rounds)
+            run_round(
+                dict.fromkeys(extent.racers, deployment),
+                partial(highest_rate, scenario=scenario, effort=extent.effort, seed=seed),
+                seed=seed,
+            )
+            for seed in range(sheet.rounds)
         ]
         name = f"report.throughput.{workload}"
-        found = {it: [of_round[it] for of_round in rounds] for it in extent.racers}
+        found = {it: [of_round[it].goodput_per_s for of_round in rounds] for it in extent.racers}
         for system, values in found.items():
             unit = f"requests/s with 99 of 100 within {scenario.p99_ms:g} ms"
-            desk.sheet.record(f"{name}.{system}_per_s", values, unit=unit)
+            sheet.record(f"{name}.{system}_per_s", values, unit=unit)
         ours, rounded = found[System.NUNATAK], found[System.NUNATAK_BFLOAT16]
         best = max((it for it in extent.racers if not it.is_ours), key=lambda it: median(found[it]))
         for identifier, above, below, unit, wished in (
@@ -135,36 +144,34 @@ def races(desk: Desk) -> None:
         ):
             ratios = [up / down for up, down in zip(above, below, strict=True) if down > 0]
             if ratios:
-                desk.sheet.record(identifier, ratios, unit=unit, goal=wished)
+                sheet.record(identifier, ratios, unit=unit, goal=wished)
 
 
 def _record_line(
-    desk: Desk, shape: Shape, system: System, deployment: Deployment, counts: tuple[int, ...]
+    sheet: Sheet,
+    shape: Shape,
+    system: System,
+    deployment: Deployment,
+    counts: tuple[int, ...],
+    *,
+    settling_s: float,
 ) -> float:
     """Record the memory of a system, and return its bytes per further task."""
-    line = footprint(system, deployment, counts, settling_s=desk.extent.settling_s)
-    name, slope = f"report.memory.{shape}.{system}", line.slope_bytes
-    desk.sheet.record(f"{name}_mb_per_task", [slope / 1e6], unit="MB of PSS per further task")
-    whole = line.base_bytes + TASKS_SHOWN * slope
+    found = pss_bytes(system, deployment, counts, settling_s=settling_s)
+    line = linear_regression([float(it) for it in counts], [float(it) for it in found])
+    name, slope = f"report.memory.{shape}.{system}", line.slope
+    sheet.record(f"{name}_mb_per_task", [slope / 1e6], unit="MB of PSS per further task")
+    whole = line.intercept + TASKS_SHOWN * slope
     unit = f"GB of PSS with {TASKS_SHOWN} tasks, on the line through 1 to {max(counts)} tasks"
-    desk.sheet.record(f"{name}_gb_of_{TASKS_SHOWN}", [whole / 1e9], unit=unit)
+    sheet.record(f"{name}_gb_of_{TASKS_SHOWN}", [whole / 1e9], unit=unit)
     return slope
-
-
-def _grown(
-    system: System, deployment: Deployment, nothing: Deployment, extent: Extent
-) -> list[int]:
-    """Return the bytes of a system at each number of tasks, without its runtime."""
-    alone = runtime_bytes(system, nothing, settling_s=extent.settling_s)
-    found = pss_bytes(system, deployment, extent.saved_tasks, settling_s=extent.settling_s)
-    return [it - alone for it in found]
 
 
 def _with_tasks(deployment: Deployment, wanted: list[TaskPlan]) -> Deployment:
     return deployment.of(tuple(plan.name for plan in wanted))
 
 
-PARTS: Mapping[str, Callable[[Desk], None]] = {"saved": saved, "memory": memory, "race": races}
+PARTS: Mapping[str, Callable[[Desk, Extent, Sheet], None]] = {"memory": memory, "race": races}
 
 if __name__ == "__main__":
     main()

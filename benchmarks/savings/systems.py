@@ -15,17 +15,25 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
 
 from benchmarks.harness.environments import interpreter
-from benchmarks.harness.pinning import pinned
+from benchmarks.harness.makers import TaskPlan, export_adapter, export_full_model, publish_missing
 from benchmarks.harness.recording import ROOT
+from benchmarks.harness.shapes import Shape, backbone_folder
+from nunatak_model import Backbone, load_backbone
 
+WORK = ROOT / ".bench" / "savings"
 PEERS_FOLDER = ROOT / "benchmarks" / "peers"
 READY = "ready on "
 STOP_TIMEOUT_S, START_TIMEOUT_S = 30, 120
+
+
+Cores = tuple[int, ...] | None
+"""None means any core."""
 
 
 class System(StrEnum):
@@ -44,8 +52,6 @@ class System(StrEnum):
     PROCESSES_MAPPED = "processes_mapped"
     PEFT_SWITCH = "peft_switch"
     PEFT_MIXED = "peft_mixed"
-    LITSERVE = "litserve"
-    RAY_SERVE = "ray_serve"
 
     @property
     def is_ours(self) -> bool:
@@ -57,25 +63,29 @@ class System(StrEnum):
         """Whether the system always computes in fewer bits than float32."""
         return self.endswith(("_bfloat16", "_int8"))
 
-    @property
-    def holds_adapters(self) -> bool:
-        """Whether the system loads peft's folders instead of whole models."""
-        return self in {System.PEFT_SWITCH, System.PEFT_MIXED, System.PROCESSES_MAPPED}
 
-    @property
-    def is_process_per_task(self) -> bool:
-        """Whether each task has its own process."""
-        return self in {System.PROCESSES_PRIVATE, System.PROCESSES_MAPPED}
+class Baseline(NamedTuple):
+    """A program of `peers`, and its mode."""
+
+    script: str
+    mode: str = ""
+    folders: str = "full"
+    """What the system loads: `full` models, or the adapters of `peft`."""
+    is_apart: bool = False
+    """Whether each task has its own process."""
 
 
-_ONNXRUNTIME = ("onnxruntime_models", "onnxruntime==1.31.1", "onnx==1.23.2")
-FOREIGN_PACKAGES: Mapping[System, tuple[str, ...]] = {
-    System.ONNXRUNTIME: _ONNXRUNTIME,
-    System.ONNXRUNTIME_INT8: _ONNXRUNTIME,
-    System.LITSERVE: ("litserve", "litserve==0.2.19"),
-    System.RAY_SERVE: ("ray", "ray[serve]==2.60.0"),
+BASELINES: Mapping[System, Baseline] = {
+    System.FULL_MODELS: Baseline("full_models.py", "mapped"),
+    System.FULL_MODELS_PRIVATE: Baseline("full_models.py", "private"),
+    System.PACKED_MODELS: Baseline("packed_models.py"),
+    System.ONNXRUNTIME: Baseline("onnxruntime_models.py", "model.onnx"),
+    System.ONNXRUNTIME_INT8: Baseline("onnxruntime_models.py", "rounded.onnx"),
+    System.PROCESSES_PRIVATE: Baseline("full_models.py", "private", is_apart=True),
+    System.PROCESSES_MAPPED: Baseline("peft_adapters.py", "switch", "peft", is_apart=True),
+    System.PEFT_SWITCH: Baseline("peft_adapters.py", "switch", "peft"),
+    System.PEFT_MIXED: Baseline("peft_adapters.py", "mixed", "peft"),
 }
-"""Environment and packages of the baselines whose packages the project lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,24 +97,60 @@ class Deployment:
     tasks: tuple[str, ...]
     folder: Path
     """Folder of `full/NAME` and `peft/NAME`."""
-    cores: tuple[int, ...] | None
-    """Cores of the systems; None: any core."""
+    cores: Cores
+    """Cores of the systems."""
     log: Path
     options: tuple[str, ...] = ()
     """Further options of `nunatak serve`."""
 
     def folders(self, system: System) -> tuple[Path, ...]:
-        """Return the folders of tasks that a baseline loads."""
-        kind = "peft" if system.holds_adapters else "full"
-        return tuple(self.folder / kind / task for task in self.tasks)
+        return tuple(self.folder / BASELINES[system].folders / task for task in self.tasks)
 
     def of(self, tasks: tuple[str, ...]) -> "Deployment":
-        """Return the same deployment with other tasks."""
         return replace(self, tasks=tasks)
 
     def first(self, count: int) -> "Deployment":
-        """Return the same deployment with only the first `count` tasks."""
         return self.of(self.tasks[:count])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """Makes deployments below a folder, and keeps them for later runs."""
+
+    work: Path = WORK
+    cores: Cores = None
+
+    def backbone(self, shape: Shape) -> Backbone:
+        return load_backbone(backbone_folder(shape, self.work / "backbones"))
+
+    def deployment(
+        self,
+        shape: Shape,
+        name: str,
+        plans: Sequence[TaskPlan],
+        *,
+        options: tuple[str, ...] = (),
+        full_models: Sequence[TaskPlan] = (),
+        adapters: Sequence[TaskPlan] = (),
+    ) -> Deployment:
+        """Publish missing tasks, export folders for the baselines, and return their locations."""
+        folder = self.work / f"{shape}-{name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        backbone = self.backbone(shape)
+        publish_missing(folder / "registry", plans, backbone)
+        for plan in full_models:
+            export_full_model(plan, backbone, folder)
+        for plan in adapters:
+            export_adapter(plan, backbone, folder)
+        return Deployment(
+            backbone=backbone_folder(shape, self.work / "backbones"),
+            registry=folder / "registry",
+            tasks=tuple(plan.name for plan in plans),
+            folder=folder,
+            cores=self.cores,
+            log=folder / "systems.log",
+            options=options,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +168,6 @@ class Started:
         return sum(it.pss for it in full), sum(it.rss for it in full)
 
     def pss(self) -> int:
-        """Return the PSS of all processes of the system."""
         return self.memory()[0]
 
     def alone(self) -> int:
@@ -141,16 +186,9 @@ class StartError(Exception):
 
 @contextmanager
 def running(system: System, deployment: Deployment) -> Generator[Started]:
-    """Start a system and wait until it accepts requests; end the system after the block.
-
-    Raises:
-        StartError: the system ended before it accepted requests.
-    """
-    groups = (
-        [[task] for task in deployment.tasks]
-        if system.is_process_per_task
-        else [list(deployment.tasks)]
-    )
+    """Start a system and wait until it accepts requests; end the system after the block."""
+    are_apart = system in BASELINES and BASELINES[system].is_apart
+    groups = [[it] for it in deployment.tasks] if are_apart else [list(deployment.tasks)]
     with ExitStack() as stack:
         addresses, pids = dict[str, str](), list[int]()
         for group in groups:
@@ -171,8 +209,6 @@ def _process(
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_raylet_start_wait_time_s": "120",
     }
     with ExitStack() as stack:
         log = stack.enter_context(deployment.log.open("a"))
@@ -215,38 +251,42 @@ def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> li
             *("--port", "0", "--dtype", dtype),
             *deployment.options,
         ]
-    scripts = {
-        System.FULL_MODELS: ("full_models.py", "mapped"),
-        System.FULL_MODELS_PRIVATE: ("full_models.py", "private"),
-        System.PACKED_MODELS: ("packed_models.py", ""),
-        System.ONNXRUNTIME: ("onnxruntime_models.py", "model.onnx"),
-        System.ONNXRUNTIME_INT8: ("onnxruntime_models.py", "rounded.onnx"),
-        System.PROCESSES_PRIVATE: ("full_models.py", "private"),
-        System.PROCESSES_MAPPED: ("peft_adapters.py", "switch"),
-        System.PEFT_SWITCH: ("peft_adapters.py", "switch"),
-        System.PEFT_MIXED: ("peft_adapters.py", "mixed"),
-        System.LITSERVE: ("litserve_models.py", ""),
-        System.RAY_SERVE: ("rayserve_models.py", ""),
-    }
-    script, mode = scripts[system]
-    wanted = set(tasks)
+    baseline, wanted = BASELINES[system], set(tasks)
     folders = [it for it in deployment.folders(system) if it.name in wanted]
     return [
-        *(str(interpreter_of(system)), str(PEERS_FOLDER / script)),
+        *(str(interpreter_of(system)), str(PEERS_FOLDER / baseline.script)),
         *("--port", str(_free_port())),
         *("--base", str(deployment.backbone)),
-        *("--mode", mode),
+        *("--mode", baseline.mode),
         *map(str, folders),
     ]
 
 
 def interpreter_of(system: System) -> Path:
     """Return the Python that has the packages of a baseline."""
-    if system not in FOREIGN_PACKAGES:
+    if system not in {System.ONNXRUNTIME, System.ONNXRUNTIME_INT8}:
         return Path(sys.executable)
-    name, *packages = FOREIGN_PACKAGES[system]
     shared = [path for path in sys.path if Path(path).name == "site-packages"]
-    return interpreter(name, packages, sees=shared)
+    packages = ("onnxruntime==1.31.1", "onnx==1.23.2")
+    return interpreter("onnxruntime_models", packages, sees=shared)
+
+
+def cores_of(text: str) -> Cores:
+    """Read an option such as `0,1` or `any`."""
+    return None if text == "any" else tuple(map(int, text.split(",")))
+
+
+def pinned(command: Sequence[str], cores: Cores) -> list[str]:
+    if cores is None:
+        return list(command)
+    return ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
+
+
+def keep_off(cores: Cores) -> None:
+    """Keep this process and its children off these cores, if other cores are allowed."""
+    others = os.sched_getaffinity(0) - set(cores or ())
+    if others:
+        os.sched_setaffinity(0, others)
 
 
 def _free_port() -> int:

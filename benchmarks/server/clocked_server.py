@@ -85,7 +85,6 @@ class Clock:
 
 
 def main() -> None:
-    """Serve until killed."""
     clock = Clock()
     threading.Thread(target=clock.report, daemon=True).start()
     match sys.argv[1:]:
@@ -130,7 +129,6 @@ def serve_bare(before: Callable[[], None]) -> None:
 
 
 def announce(bare: uvicorn.Server) -> None:
-    """Wait for the address of the server, and print it."""
     while not bare.started:
         time.sleep(0.01)
     host, port = bare.servers[0].sockets[0].getsockname()[:2]

@@ -7,30 +7,109 @@ the server.
 
 The ten slowest of a thousand requests decide a p99; shorter parts, or a slower machine, leave the
 p99 to chance. The server has its own cores, and clients have the others. Otherwise the noisy client
-would also take CPU time from the server.
+would also take CPU time from the server. Clients read only the status and the length of each
+answer, so that they cost little CPU time.
 """
 
 import asyncio
+import gc
 import itertools
+import json
+import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
+from http.client import OK, TOO_MANY_REQUESTS
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+import uvloop
 
 from benchmarks.harness.makers import publish
 from benchmarks.harness.open_loop import Planned, Sample, drive_closed, drive_open, percentile, plan
-from benchmarks.harness.pinning import cores_of, keep_off, pinned
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import ratios
-from benchmarks.server.raw_client import REFUSED, RawClient, run_smoothly
+from benchmarks.savings.systems import cores_of, keep_off, pinned
 from demo.server_process import ServerProcess
+from nunatak_client import ApiError, ConnectionFailedError, InvalidResponseError
 from nunatak_loadtest.scenarios import Scenario
 from nunatak_loadtest.traffic import Requests
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
+
+LENGTH = re.compile(rb"content-length: (\d+)")
+REFUSED = "refused"
+"""The code of samples that the server answered with 429."""
+ResultT = TypeVar("ResultT")
+
+
+class RawClient:
+    """One client with as many connections as are in use at once; each request asks one task."""
+
+    def __init__(self, address: str, *, deadline_ms: int) -> None:
+        self._address = urlsplit(address)
+        self._deadline_ms = deadline_ms
+        self._idle = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
+
+    async def ask(self, tasks: Sequence[str], text: str) -> None:
+        (task,) = tasks
+        head = await self._head_of_answer(request_of(task, text, self._deadline_ms))
+        status = int(head[9:12])
+        if status == TOO_MANY_REQUESTS:
+            raise ApiError(code=REFUSED, status=TOO_MANY_REQUESTS, detail="no room")
+        if status != OK:
+            raise InvalidResponseError(f"the server answered {status}")
+
+    async def _head_of_answer(self, request: bytes) -> bytes:
+        """Send a request; return the head when the whole answer has arrived."""
+        if self._idle:
+            reader, writer = self._idle.pop()
+        else:
+            host, port = self._address.hostname, self._address.port
+            reader, writer = await asyncio.open_connection(host, port)
+        writer.write(request)
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = LENGTH.search(head)
+            await reader.readexactly(int(length[1]) if length else 0)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise ConnectionFailedError(f"closed before the answer: {error}") from error
+        self._idle.append((reader, writer))
+        return head
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self._idle:
+            connection[1].close()
+
+
+def run_smoothly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run a load in a fast event loop, without garbage collection."""
+    gc.collect()
+    # Pauses of the garbage collection would count as pauses of the server.
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(work)
+    finally:
+        gc.enable()
+
+
+def request_of(task: str, text: str, deadline_ms: int) -> bytes:
+    body = json.dumps({"inputs": text}).encode()
+    head = (
+        f"POST /v1/tasks/{task}/predict HTTP/1.1\r\nhost: benchmark\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        f"x-deadline-ms: {deadline_ms}\r\n\r\n"
+    )
+    return head.encode() + body
+
 
 QUIET = tuple(f"quiet-{index}" for index in range(9))
 QUIET_SHARES, NOISE = (0.3, 0.1), 2.0
@@ -48,7 +127,6 @@ SEEDS = itertools.count(1)
 
 
 def main() -> None:
-    """Measure and record the requested parts."""
     parser = figures_parser(__doc__, rounds=4)
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
     parser.add_argument("--seconds", type=float, default=15, help="of each part of a round")
@@ -183,19 +261,16 @@ def saturate(
 
 
 def p99_ms(samples: Sequence[Sample]) -> float:
-    """Return the p99 of the milliseconds since the due times."""
     return percentile([it.response_ms for it in samples], 99)
 
 
 def check(samples: Iterable[Sample]) -> None:
-    """Stop the measurement if a request has failed."""
     failed = [it for it in samples if it.error is not None]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed, the first with {failed[0].error}")
 
 
 def outcomes(samples: Iterable[Sample]) -> str:
-    """Return the number of requests with each outcome, in words."""
     counts = Counter(it.error or "answered" for it in samples)
     return ", ".join(f"{count} x {outcome}" for outcome, count in sorted(counts.items()))
 

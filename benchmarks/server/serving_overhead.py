@@ -65,7 +65,6 @@ class ClockedServer:
         return float(next(iter(self.process.stdout or ())))
 
     def connect(self) -> HTTPConnection:
-        """Return a connection that stays open."""
         return HTTPConnection(self.address.removeprefix("http://"), timeout=120)
 
 
@@ -90,7 +89,6 @@ def clocked(*kind: str, **settings: object) -> Generator[ClockedServer]:
 
 
 def main() -> None:
-    """Measure and record."""
     parser = figures_parser(__doc__, rounds=9)
     parser.add_argument("--requests", type=int, default=300, help="of one round")
     parser.add_argument("--seconds", type=float, default=20, help="of one round of throughput")
@@ -137,7 +135,6 @@ class OneCaller(NamedTuple):
 
 
 def ask_one(server: ClockedServer, num_requests: int) -> OneCaller:
-    """Ask one text after another."""
     connection, before = server.connect(), server.outside_s()
     times = [ask(connection, "tone", next(TEXTS)) for _ in range(num_requests)]
     took, computed = map(median, zip(*times, strict=True))
@@ -218,7 +215,6 @@ def check_lengths(backbone: Backbone) -> None:
 
 
 def publish_tasks(folder: str, backbone: Backbone) -> None:
-    """Publish a version of each task."""
     with Registry.open(folder) as registry:
         for seed, task in enumerate(TASKS):
             publish(registry, backbone, task, seed)

@@ -1,7 +1,6 @@
-"""Streams of verdicts: equal to whole texts, nothing leaked, and what streaming costs.
+"""What streams of verdicts cost: compute, delay and the first words.
 
-`equal` divides random texts at random places, for each family of tokenizers, on an engine without a
-model. The other parts run a server with five tasks of one top layer and windows of 128 tokens.
+A server has five tasks of one top layer and windows of 128 tokens.
 """
 
 import asyncio
@@ -19,14 +18,10 @@ from benchmarks.harness.open_loop import percentile
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from demo.server_process import ServerProcess
 from doubles.policies import make_policy, make_rule, when
-from doubles.streams import StreamBench, divided, essence, guard
-from doubles.trained_tokenizers import TokenizerFamily, random_texts
-from nunatak_client import OverloadedError
 from nunatak_client.transport import PIECE_BYTES, VerdictExchange
-from nunatak_contract.enums import OnFailure, StreamEventKind, VerdictAction
+from nunatak_contract.enums import OnFailure, StreamEventKind
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
-from nunatak_server.verdicts.rules import mask
 
 TASKS = tuple(f"guard-{index}" for index in range(5))
 RATE = 30.0
@@ -37,68 +32,30 @@ SHARED = 63
 HOLD_MS = 1000
 SPREAD_S = 4.0
 """About the time in which a stream fills a window, so that windows close at all times alike."""
-HUNG_S, SETTLE_S = 300, 30
-GAUGES = ("nunatak_waiting_requests", "nunatak_running_requests", "nunatak_held_body_bytes")
 TOKENS = "nunatak_task_tokens_total"
 WORDS = "the answer of a model about ships and the sea in the north last year".split()  # noqa: SIM905
 
 
 def main() -> None:
-    """Measure and record the requested parts."""
     parser = figures_parser(__doc__, rounds=3)
-    parser.add_argument("parts", nargs="*", default=["equal", "served", "load"])
-    parser.add_argument("--divisions", type=int, default=2000)
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--at-once", type=int, default=200)
     parser.add_argument("--backbone", default=DEFAULT_BACKBONE)
     options, sheet = open_sheet(parser)
-    if "equal" in options.parts:
-        asyncio.run(equality(sheet, options.divisions))
-    if not {"served", "load"}.isdisjoint(options.parts):
-        os.environ["NUNATAK_BACKBONE"] = options.backbone
-        backbone = load_backbone(options.backbone)
-        with tempfile.TemporaryDirectory() as folder, Registry.open(folder) as registry:
-            for seed, task in enumerate(TASKS):
-                publish(registry, backbone, task, seed)
-            label = registry.resolve(TASKS[0]).head.labels[0]
-            rules = [make_rule(when(it, label, threshold=1.0), name=it) for it in TASKS]
-            registry.policies.put(make_policy(*rules))
-            timely = make_policy(*rules, name="timely", on_failure=OnFailure.ALLOW)
-            registry.policies.put(timely.model_copy(update={"max_delay_ms": HOLD_MS}))
-            # Known answers would make the control, which scans a text again, cheaper than it is.
-            started_with = ("--no-access-log", "--answer-cache-bytes", "0")
-            with ServerProcess(folder, options=started_with) as running:
-                address = running.url
-                name = f"stream{'.int8' * backbone.is_quantized}"
-                if "load" in options.parts:
-                    asyncio.run(load(address, sheet, options.at_once, name))
-                if "served" in options.parts:
-                    asyncio.run(served(address, sheet, options.streams, name))
-
-
-async def equality(sheet: Sheet, divisions: int) -> None:
-    """Record how many divisions differ from the whole text, and how many characters leaked."""
-    different = leaked = 0
-    chance = random.Random(0)
-    benches = [StreamBench(it, guard()) for it in TokenizerFamily]
-    texts = [it.replace("\0", "0") for it in random_texts(divisions, seed=1, longest=60)]
-    texts = [it for it in texts if it.strip()]
-    for number in range(divisions):
-        bench, text = benches[number % len(benches)], texts[number % len(texts)]
-        whole = await bench.whole(text)
-        found = await bench.streamed(divided(text, chance, mean=chance.choice((1, 5, 30))))
-        (decision,) = whole.decisions
-        masking = (it for it in decision.applied if it.rule.action is VerdictAction.MASK)
-        masked = mask(text, (span for it in masking for span in it.spans))
-        is_blocked = whole.action is VerdictAction.BLOCK
-        same = found.final.action is whole.action
-        different += not (same and (is_blocked or essence(found.final) == essence(whole)))
-        if not masked.startswith(found.text):
-            leaked += len(found.text) - shared(masked, found.text)
-        bench.engine.computed.clear()
-    unit = f"of {divisions} random divisions"
-    sheet.record("stream.equal", [different], unit=f"verdicts that differ, {unit}", goal="<= 0")
-    sheet.record("stream.leaked", [leaked], unit=f"characters, {unit}", goal="<= 0")
+    os.environ["NUNATAK_BACKBONE"] = options.backbone
+    backbone = load_backbone(options.backbone)
+    with tempfile.TemporaryDirectory() as folder, Registry.open(folder) as registry:
+        for seed, task in enumerate(TASKS):
+            publish(registry, backbone, task, seed)
+        label = registry.resolve(TASKS[0]).head.labels[0]
+        rules = [make_rule(when(it, label, threshold=1.0), name=it) for it in TASKS]
+        registry.policies.put(make_policy(*rules))
+        timely = make_policy(*rules, name="timely", on_failure=OnFailure.ALLOW)
+        registry.policies.put(timely.model_copy(update={"max_delay_ms": HOLD_MS}))
+        # Known answers would make the control, which scans a text again, cheaper than it is.
+        started_with = ("--no-access-log", "--answer-cache-bytes", "0")
+        with ServerProcess(folder, options=started_with) as running:
+            name = f"stream{'.int8' * backbone.is_quantized}"
+            asyncio.run(served(running.url, sheet, options.streams, name))
 
 
 async def served(address: str, sheet: Sheet, num_streams: int, start: str) -> None:
@@ -157,60 +114,6 @@ async def served(address: str, sheet: Sheet, num_streams: int, start: str) -> No
         )
 
 
-async def load(address: str, sheet: Sheet, num_streams: int, start: str) -> None:
-    """Record what goes wrong while a third breaks off and a third reads late."""
-    held, (wrong, hung, left, refused) = 0.0, (list[float]() for _ in range(4))
-    for _ in range(sheet.rounds):
-        asked = [asyncio.create_task(end_of(address, number % 3)) for number in range(num_streams)]
-        ended, late = await asyncio.wait(asked, timeout=HUNG_S)
-        hung.append(len(late))
-        wrong.append(sum(it.exception() is not None or it.result() == "wrong" for it in ended))
-        refused.append(sum(it.exception() is None and it.result() == "refused" for it in ended))
-        for it in late:
-            it.cancel()
-        async with httpx.AsyncClient(base_url=address) as client:
-            for _ in range(SETTLE_S):
-                held = sum([await metric(client, it) for it in GAUGES])
-                if not held:
-                    break
-                await asyncio.sleep(1)
-        left.append(held)
-    unit = f"of {num_streams} streams at once, a third broken off, a third read late"
-    sheet.record(f"{start}.load.wrong", wrong, unit=f"streams, {unit}", goal="<= 0")
-    sheet.record(f"{start}.load.hung", hung, unit=f"streams after {HUNG_S} s, {unit}", goal="<= 0")
-    sheet.record(f"{start}.load.left", left, unit=f"requests and bytes held, {unit}", goal="<= 0")
-    sheet.record(f"{start}.load.refused", refused, unit=f"streams by overload, {unit}")
-
-
-async def end_of(address: str, kind: int) -> str:
-    """Return how a stream ends: of kind 0 breaks off, of kind 1 reads late.
-
-    `refused` ends with an overload or a block by failure, after a part of its own text or nothing.
-    """
-    text, url = text_of(300), httpx.URL(address)
-    exchange = VerdictExchange(url, {}, "guard")
-    reader, writer = await asyncio.open_connection(url.host, url.port)
-    writer.write(exchange.head + exchange.chunk(text))
-    await writer.drain()
-    if kind == 0:
-        writer.transport.abort()
-        return "gone"
-    writer.write(exchange.end())
-    shown, verdict = "", None
-    try:
-        while not exchange.is_over:
-            for event in exchange.received(await reader.read(64 if kind == 1 else PIECE_BYTES)):
-                shown, verdict = shown + event.text, event.verdict
-            await asyncio.sleep(0.05 if kind == 1 else 0)
-    except OverloadedError:
-        verdict = None
-    writer.close()
-    is_right = verdict is not None and not verdict.by_failure
-    if shown == text if is_right else text.startswith(shown):
-        return "answered" if is_right else "refused"
-    return "wrong"
-
-
 @dataclass(slots=True)
 class Caller:
     """One stream over its own connection, which reads while it writes."""
@@ -256,14 +159,7 @@ class Caller:
         writer.close()
 
 
-def shared(one: str, other: str) -> int:
-    """Return the number of characters at the begin that two texts share."""
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
 async def whole(client: httpx.AsyncClient, text: str) -> None:
-    """Ask for the verdict about a whole text."""
     answer = await client.post("/v1/verdicts/guard", json={"inputs": text})
     answer.raise_for_status()
 
@@ -283,7 +179,6 @@ async def cpu_s(client: httpx.AsyncClient, work: Awaitable[None]) -> float:
 
 
 async def metric(client: httpx.AsyncClient, name: str) -> float:
-    """Return the sum of a metric over its labels."""
     lines = (await client.get("/metrics")).text.splitlines()
     return sum(float(it.rsplit(" ", 1)[1]) for it in lines if it.startswith(name))
 

@@ -1,6 +1,12 @@
 """The counts of a campaign, in one line."""
 
+import os
 from dataclasses import dataclass, field
+
+
+def many(few: int, campaign: int) -> int:
+    """Return a number of a test, or of the long campaign that `make torture` runs."""
+    return campaign if "TORTURE" in os.environ else few
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from torture.fork_server import ForkServer
 from torture.steps import ERRORS, Bench, sampled, strike_every_step, undurable
-from torture.tally import Tally
+from torture.tally import Tally, many
 
 KILL = 0
 """In the place of the number of an error."""
@@ -25,12 +25,14 @@ def bench(faulty_forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) ->
 def test_a_kill_or_an_error_at_any_step_leaves_the_state_before_or_after(
     bench: Bench, error: int, num_cases: int
 ) -> None:
-    cases = sampled(bench.cases([error]), num_cases, seed=21)
+    forms = (False,) if error == KILL else (False, True)
+    every = [case for it in forms for case in bench.cases([error], persistent=it)]
+    cases = sampled(every, many(num_cases, len(every)), seed=21)
 
     tally = strike_every_step(bench, Tally(campaign="steps", seed=21), cases)
 
     assert tally.is_clean, (tally.line(), tally.problems)
-    assert tally.injected == num_cases
+    assert tally.injected == len(cases) >= num_cases
 
 
 @pytest.mark.parametrize("name", ["publish", "publish-again"])

@@ -20,7 +20,8 @@ from nunatak_server.settings import ServerSettings
 
 publish = publish_tiny_task
 LIMIT_S = 15.0
-NUM_MUTATIONS = 50
+NUM_MUTATIONS = 50 * int(os.environ.get("ABUSE", "1"))
+"""`make abuse` sends many more."""
 
 
 @pytest.fixture(scope="module")

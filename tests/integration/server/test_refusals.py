@@ -1,4 +1,5 @@
 import itertools
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from itertools import cycle
 from typing import Any
@@ -55,7 +56,8 @@ BODIES: dict[str, tuple[str, int, str]] = {
     ),
 }
 publish = publish_tiny_task
-NUM_EXAMPLES = 2
+NUM_EXAMPLES = 2 * int(os.environ.get("ABUSE", "1"))
+"""`make abuse` tries many more."""
 LIMIT_S = 30.0
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.harness.open_loop import Planned, drive_closed, drive_open, percentile, plan
-from benchmarks.harness.recording import Figure, Sheet, latest, meets
+from benchmarks.harness.recording import Sheet, latest, meets
 from benchmarks.harness.rounds import (
     DisagreementError,
     System,
@@ -42,15 +42,6 @@ class Blocking:
             pass
         if tuple(tasks) != ("tone",):
             raise ConnectionFailedError("nobody there")
-
-
-@pytest.fixture
-def figures(tmp_path: Path) -> dict[str, Figure]:
-    file = tmp_path / "figures.jsonl"
-    for name in ("fanout.curve.t8.k3.fp32", "fanout.t8.k3.ms.nunatak.fp32", "flat.lora.n4"):
-        Sheet(command="c", file=file).record(f"forward.{name}", [1.0, 2.0], unit="of")
-    Sheet(command="c", file=file).record("forward.flat.lora", [1.0, 2.0], unit="of", goal="<= 1.05")
-    return latest(file)
 
 
 def system(name: str, logits: Sequence[float], *, tolerance: float = 1e-3) -> System:
@@ -104,19 +95,14 @@ def test_percentile_is_a_measured_value(percent: float, value: float) -> None:
     assert percentile([4, 2, 1, 3], percent) == value
 
 
-def test_a_figure_of_no_section_is_an_error(tmp_path: Path) -> None:
-    file = tmp_path / "figures.jsonl"
-    Sheet(command="c", file=file).record("lost.figure", [1.0], unit="of")
+def test_figures_of_a_device_have_a_section_and_others_are_refused(tmp_path: Path) -> None:
+    sheet = Sheet(command="c", file=tmp_path / "figures.jsonl")
+    sheet.record("gpu.forward.fanout64", [1.0], unit="of")
+    assert "gpu.forward.fanout64" in overview(latest(sheet.file))
 
+    sheet.record("lost.figure", [1.0], unit="of")
     with pytest.raises(ValueError, match=r"lost\.figure"):
-        overview(latest(file))
-
-
-def test_figures_of_a_device_have_a_section(tmp_path: Path) -> None:
-    file = tmp_path / "figures.jsonl"
-    Sheet(command="c", file=file).record("gpu.forward.fanout64", [1.0], unit="of")
-
-    assert "gpu.forward.fanout64" in overview(latest(file))
+        overview(latest(sheet.file))
 
 
 def test_a_figure_is_the_median_with_first_and_last_decile(tmp_path: Path) -> None:

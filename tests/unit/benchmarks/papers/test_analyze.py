@@ -9,14 +9,15 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from benchmarks.papers.analysis.landscape import landscape, line_losses
-from benchmarks.papers.analysis.rsa import (
+from benchmarks.papers.analyze import main
+from benchmarks.papers.of_trained import (
     hidden_states,
+    landscape,
     layer_similarities,
+    line_losses,
     sampled_tokens,
     similarity,
 )
-from benchmarks.papers.analyze import main
 from doubles.backbones import FAMILIES, Family, tiny_backbone
 from doubles.examples import toy_data
 from doubles.sweeps import record_of, toy_folder, toy_runs

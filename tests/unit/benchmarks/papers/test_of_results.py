@@ -6,9 +6,15 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from benchmarks.papers.analysis.findings import Findings, save_findings
-from benchmarks.papers.analysis.lowresource import analyze_lowresource, average_gains, gains
-from benchmarks.papers.analysis.robustness import analyze_robustness, box
+from benchmarks.papers.of_results import (
+    Findings,
+    analyze_lowresource,
+    analyze_robustness,
+    average_gains,
+    box,
+    gains,
+    save_findings,
+)
 from doubles.backbones import save_tiny_backbone
 from doubles.refusals import raises
 from doubles.sweeps import record_of, toy_folder, toy_runs

@@ -9,13 +9,11 @@ from pydantic import JsonValue
 
 from benchmarks.harness.recording import latest
 from benchmarks.papers import elsa_page
-from benchmarks.papers.claims import Claim, Verdict, read_claims
+from benchmarks.papers.claims import Claim, Verdict, estimate, read_claims
 from benchmarks.papers.elsa_table import FAIR_STEPS, ElsaTable, best_table
-from benchmarks.papers.estimate import estimate
 from benchmarks.papers.figures import all_figures, figures_of, point90
-from benchmarks.papers.graddrop_table import graddrop_cells, graddrop_markdown
 from benchmarks.papers.lines import LINES, PaperRun, append_line, read_lines
-from benchmarks.papers.render import PAGE, claimed, page_of
+from benchmarks.papers.render import PAGE, claimed, graddrop_cells, graddrop_markdown, page_of
 from doubles.sweeps import record_of, toy_folder, toy_runs
 
 NOT_RUN = {"zeroshot.xnli.graddrop.dropout", "zeroshot.xnli.gain", "elsa.minilm.relative.n3"}

@@ -62,15 +62,12 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Figure]:
     }
     sheet = Sheet(command="c", file=tmp_path_factory.mktemp("race") / "figures.jsonl", rounds=2)
     record("minilm", [turns, turns], sheet)
-    found = {
-        name: [
-            [Run(name=it.name, group=it.group, dev=0.5, test=0.5) for it in TRIES[:1]]
-            + [Run(name=it.name, group=it.group, dev=0.6, test=0.7) for it in TRIES[1:2]]
-            + [Run(name=it.name, group=it.group, dev=0.6, test=0.6) for it in TRIES[2:]]
-        ]
-        for name in SETS
-    }
-    shared_quality.record(found, sheet)
+    scores = [(0.5, 0.5), (0.6, 0.7), *[(0.6, 0.6)] * 3]
+    runs = [
+        Run(name=it, group=TRIES[it][0], dev=dev, test=test)
+        for it, (dev, test) in zip(TRIES, scores, strict=True)
+    ]
+    shared_quality.record({name: [runs] for name in SETS}, sheet)
     return latest(sheet.file)
 
 
