@@ -13,26 +13,26 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
     "nunatak_exchange": (3752, 14),
-    "nunatak_cli": (7112, 34),
+    "nunatak_cli": (7067, 33),
     "nunatak": (586, 3),
     "nunatak_client": (2149, 6),
-    "nunatak_cluster": (624, 6),
+    "nunatak_cluster": (622, 6),
     "nunatak_contract": (4312, 19),
     "nunatak_rows": (824, 5),
-    "nunatak_loadtest": (1049, 6),
-    "nunatak_model": (9100, 44),
+    "nunatak_loadtest": (1046, 6),
+    "nunatak_model": (9026, 44),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4138, 21),
-    "nunatak_server": (21216, 91),
-    "nunatak_training": (8776, 41),
+    "nunatak_registry": (4133, 20),
+    "nunatak_server": (21136, 88),
+    "nunatak_training": (8735, 40),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_053, 293
-CEILINGS_BESIDE = {"benchmarks": 9_759, "tests": 75_168}
+MAX_LINES, MAX_FILES = 63_803, 287
+CEILINGS_BESIDE = {"benchmarks": 8_477, "tests": 71_469}
 """Most lines of the folders that judge the product, under the same rule."""
-MIN_CODE_SHARE = 0.524
-MAX_FILES_OF_ONE_PREDICT = 47
+MIN_CODE_SHARE = 0.525
+MAX_FILES_OF_ONE_PREDICT = 45
 MAX_SHARED_CLASS_NAMES = 3
 LIBRARIES_OF_MODELS = {"torch", "transformers"}
 HEAVY = {*LIBRARIES_OF_MODELS, "numpy", "sklearn", "datasets", "fastapi", "uvicorn", "sqlalchemy"}

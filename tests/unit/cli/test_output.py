@@ -244,7 +244,9 @@ def test_warnings_and_remarks_of_other_packages_command_no_terminal() -> None:
 LONG = "word " * 40
 
 
-@pytest.mark.parametrize("part", [LONG, Text(LONG), facts_table({"said": LONG})], ids=type)
+@pytest.mark.parametrize(
+    "part", [LONG, Text(LONG), facts_table({"said": LONG})], ids=["text", "styled", "table"]
+)
 @pytest.mark.parametrize("is_error", [False, True])
 def test_a_pipe_has_each_long_line_whole(
     part: RenderableType, capsys: pytest.CaptureFixture[str], *, is_error: bool

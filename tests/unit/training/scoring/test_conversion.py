@@ -168,7 +168,7 @@ def test_the_f1_of_a_label_is_compared_by_that_label() -> None:
     assert (found.before, found.after) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize(("kind", "case"), CASES.items(), ids=str)
+@pytest.mark.parametrize(("kind", "case"), CASES.items(), ids=CASES)
 def test_examples_show_a_loss_only_if_there_are_enough(kind: TaskKind, case: Case) -> None:
     for units, problem in ((1, "at least 50"), (49, "at least 50"), (50, None)):
         numbers = range(units * case.per_unit)
@@ -177,7 +177,7 @@ def test_examples_show_a_loss_only_if_there_are_enough(kind: TaskKind, case: Cas
         assert (found is None) == (problem is None), kind
 
 
-@pytest.mark.parametrize(("kind", "case"), CASES.items(), ids=str)
+@pytest.mark.parametrize(("kind", "case"), CASES.items(), ids=CASES)
 def test_examples_of_one_label_show_no_loss(kind: TaskKind, case: Case) -> None:
     if kind is TaskKind.QUESTION_ANSWERING:
         case = replace(case, label=unanswered)
@@ -193,7 +193,7 @@ def test_examples_of_one_label_show_no_loss(kind: TaskKind, case: Case) -> None:
     )
 
 
-@pytest.mark.parametrize(("kind", "case"), CASES.items(), ids=str)
+@pytest.mark.parametrize(("kind", "case"), CASES.items(), ids=CASES)
 def test_an_original_of_one_answer_shows_no_loss(kind: TaskKind, case: Case) -> None:
     numbers = range(COUNT * case.per_unit)
     said = [replace(it, value=case.right(0)) for it in case.said(numbers)]
