@@ -52,16 +52,21 @@ def variant_of(cell: Cell) -> str:
     return cell.columns["regularizer"] + (", constant rate" if is_constant else "")
 
 
+def undrawn(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs without what tells draws of examples apart: a seed of the plan draws them."""
+    same = {"train_digest": "", "dev_digest": ""}
+    return [
+        it.model_copy(
+            update={"run": it.run.model_copy(update={"data": it.run.data.model_copy(update=same)})}
+        )
+        for it in records
+    ]
+
+
 def graddrop_cells(records: Sequence[RunRecord]) -> list[Cell]:
     """Return the settings with scores of the seeds that a task has in all, the standard first."""
-    # A seed of the plan also draws the examples, which are no setting then.
-    drawn = [
-        it.model_copy(update={"run": it.run.model_copy(update={"data": data})})
-        for it in records
-        for data in [it.run.data.model_copy(update={"train_digest": ""})]
-    ]
     seeds, whole = dict[str, set[int]](), list[Cell]()
-    cells = [cell for cell in cells_of(drawn) if cell.scores]
+    cells = [cell for cell in cells_of(undrawn(records)) if cell.scores]
     for cell in cells:
         own = {it.recipe.seed for it in cell.runs}
         seeds[cell.columns[TASK]] = seeds.get(cell.columns[TASK], own) & own
@@ -264,9 +269,10 @@ def adapter_part(lines: Lines, drawings: Drawings) -> str:
     text = list[str]()
     if any(method_of(it) == "full" for it in plain):
         with_full = {it.run.data.train_digest for it in plain if method_of(it) == "full"}
-        found = analyze_lowresource([it for it in plain if it.run.data.train_digest in with_full])
+        paired = [it for it in plain if it.run.data.train_digest in with_full]
+        found = analyze_lowresource(undrawn(paired))
         drawings["papers-adapter.svg"] = found.drawing
-        alt = "Score of adapters above full fine-tuning, of each task and seed"
+        alt = "Score of adapters above full fine-tuning, of each task, with deviations over seeds"
         text += [found.markdown(), f"![{alt}](plots/papers-adapter.svg)\n"]
     mixed = [it for it in runs if regularizer_label(it.run.recipe) != "none"]
     pretrained = [it for it in runs if it.run.sweep == "tapt"]
@@ -275,7 +281,7 @@ def adapter_part(lines: Lines, drawings: Drawings) -> str:
         ("With and without pretraining on the task's texts", pretrained),
     ):
         if them:
-            text.append(f"{title}:\n\n{cells_markdown(cells_of(them))}")
+            text.append(f"{title}:\n\n{cells_markdown(cells_of(undrawn(them)))}")
     return section("Adapters at 1k examples", "adapter", runs, "\n".join(text))
 
 
@@ -327,7 +333,7 @@ def languages(runs: Sequence[PaperRun], name_of: Callable[[PaperRun], str]) -> s
 def robustness_part(lines: Lines, drawings: Drawings) -> str:
     runs, text = lines.get("robustness", ()), ""
     if runs:
-        found = analyze_robustness(runs)
+        found = analyze_robustness(undrawn(runs))
         drawings["papers-robustness.svg"] = found.drawing
         alt = "Scores over seeds at each learning rate, of each method"
         text = f"{found.markdown()}\n![{alt}](plots/papers-robustness.svg)\n"

@@ -13,8 +13,16 @@ from benchmarks.papers.claims import Claim, Verdict, estimate, read_claims
 from benchmarks.papers.elsa_table import FAIR_STEPS, ElsaTable, best_table
 from benchmarks.papers.figures import all_figures, figures_of, point90
 from benchmarks.papers.lines import LINES, PaperRun, append_line, read_lines
-from benchmarks.papers.render import PAGE, claimed, graddrop_cells, graddrop_markdown, page_of
+from benchmarks.papers.render import (
+    PAGE,
+    claimed,
+    graddrop_cells,
+    graddrop_markdown,
+    page_of,
+    undrawn,
+)
 from doubles.sweeps import record_of, toy_folder, toy_runs
+from nunatak_training.sweeps.reporting import cells_of
 
 NOT_RUN = {"zeroshot.xnli.graddrop.dropout", "zeroshot.xnli.gain", "elsa.minilm.relative.n3"}
 """Figures of claims that no committed line gives yet."""
@@ -164,6 +172,18 @@ def test_the_committed_page_is_the_one_that_the_committed_lines_make() -> None:
 
     assert PAGE.read_text(encoding="utf-8") == text, "python -m benchmarks.papers.render"
     assert elsa_page.PAGE.read_text(encoding="utf-8") == elsa_page.made(LINES)[0]
+
+
+def test_seeds_that_draw_their_own_examples_share_a_row(tmp_path: Path) -> None:
+    lines = made_up(toy_folder(tmp_path), seeds=[0, 1])
+    drawn = [
+        it.model_copy(update={"run": it.run.model_copy(update={"data": data})})
+        for it in lines
+        for data in [it.run.data.model_copy(update={"train_digest": str(it.run.recipe.seed)})]
+    ]
+
+    assert len(cells_of(drawn)) == len(lines)
+    assert [len(it.scores) for it in cells_of(undrawn(drawn))] == [2] * (len(lines) // 2)
 
 
 def test_every_figure_that_the_page_names_is_recorded_as_the_page_has_it() -> None:
