@@ -249,8 +249,14 @@ LONG = "word " * 40
 )
 @pytest.mark.parametrize("is_error", [False, True])
 def test_a_pipe_has_each_long_line_whole(
-    part: RenderableType, capsys: pytest.CaptureFixture[str], *, is_error: bool
+    part: RenderableType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_error: bool,
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
     (remark if is_error else print_part)(part)
 
     printed = capsys.readouterr()
