@@ -286,9 +286,9 @@ class Runtime:
         if self.backbone.device.type == "cpu" and (rss := self._measure()):
             counted = self.counted_bytes(take_stock(self.backbones, self.residency.resident()))
             self.runtime_bytes = max(0, rss - counted)
+        await self._tell_other_backbones()
         parts = [self._watch.run, self._holding.run]
         if is_replica:
-            await self._tell_other_backbones()
             await self._join()
             parts.append(self._membership.run)
         if self._collector is not None:
