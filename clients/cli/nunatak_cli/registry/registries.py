@@ -194,12 +194,8 @@ def promote(
 
 def tell_unanswered(registry: "Registry", task: str) -> None:
     """Say which policies the versions that a task has now cannot decide."""
-    for published in registry.policies.newest():
-        if task in published.document.tasks:
-            try:
-                registry.policies.check(published.document)
-            except NunatakError as error:
-                remark(f"warning: {error}. What it cannot decide, its `on_failure` decides")
+    for problem in registry.policies.undecided(task):
+        remark(f"warning: {problem}")
 
 
 def promoted(registry: "Registry", task: str, alias: str | None, version: int) -> list[str]:
