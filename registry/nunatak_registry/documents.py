@@ -169,6 +169,18 @@ class PolicyStore(DocumentStore[Policy]):
 
     kind = POLICIES
 
+    def undecided(self, task: str) -> list[str]:
+        """Say what the policies that ask a task cannot decide by the present versions."""
+        problems = list[str]()
+        with self._index.reading() as snapshot:
+            for it in self._serving(snapshot):
+                if task in it.document.tasks:
+                    try:
+                        self._check(it.document, snapshot)
+                    except NunatakError as error:
+                        problems.append(f"{error}. What it cannot decide, its `on_failure` decides")
+        return problems
+
     def _check(self, document: Policy, snapshot: Snapshot) -> None:
         check_policy(document, lambda it: snapshot.find(TaskReference.parse(it)).parse())
 

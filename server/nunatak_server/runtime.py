@@ -286,6 +286,7 @@ class Runtime:
         if self.backbone.device.type == "cpu" and (rss := self._measure()):
             counted = self.counted_bytes(take_stock(self.backbones, self.residency.resident()))
             self.runtime_bytes = max(0, rss - counted)
+        await self._tell_other_backbones()
         parts = [self._watch.run, self._holding.run]
         if is_replica:
             await self._join()
@@ -402,6 +403,14 @@ class Runtime:
     @property
     def _num_waiting(self) -> int:
         return max(0, int(self.admission.requests.total) - self._engine.num_running_requests)
+
+    async def _tell_other_backbones(self) -> None:
+        """Say that no task of the registry can answer here, which may be a forgotten option."""
+        with contextlib.suppress(NunatakError):
+            manifests = [it.manifest for it in await self.catalog.poll(self.registry.tasks)]
+            if manifests and not any(map(self.backbones.serves, manifests)):
+                names = " and ".join(sorted({it.backbone.name for it in manifests}))
+                logger.warning("no task answers here: they all run on %s (`backbone`)", names)
 
     async def _join(self) -> None:
         """Join the replicas before the first request, so that no wait can miss this process."""

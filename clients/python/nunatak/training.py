@@ -165,6 +165,8 @@ def train(  # noqa: PLR0913 - the arguments of one training
         )
         if promote is not None:
             opened.promote(task, promote, outcome.manifest.version)
+            for problem in opened.policies.undecided(task):
+                warnings.warn(problem, UserWarning, stacklevel=2)
     manifest = outcome.manifest
     return Trained(
         manifest=manifest,

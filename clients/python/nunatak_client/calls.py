@@ -245,11 +245,9 @@ def task_target(reference: str) -> tuple[str, dict[str, str]]:
 
 
 def path_segment(kind: str, value: str) -> str:
-    """Quote one segment of a path, so that it stays one segment."""
-    if not isinstance(value, str) or not value.strip("."):
-        raise InvalidInputError(
-            f"{kind} must be a name such as 'tone', 'tone@prod' or 'tone/3', got {value!r}"
-        )
+    """Quote one segment of a path; a server also reads a quoted slash as the end of a segment."""
+    if not isinstance(value, str) or not value.strip(".") or "/" in value:
+        raise InvalidInputError(f"{kind} must be a name such as 'tone', got {value!r}")
     return quote(value, safe="@", errors="replace")
 
 

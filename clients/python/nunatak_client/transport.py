@@ -392,6 +392,10 @@ class VerdictExchange:
         """Whether the last event is there."""
 
     def chunk(self, text: str) -> bytes:
+        if not isinstance(text, str):
+            # A delta of a language model may have no text.
+            problem = f"a chunk must be a text, got {type(text).__name__}; send '' for none"
+            raise InvalidInputError(problem)
         line = json.dumps({"text": text}).encode() + b"\n"
         return self._protocol.send(h11.Data(data=line)) or b""
 

@@ -247,7 +247,8 @@ function keyHeaders(apiKey: string | undefined): Record<string, string> {
 
 /** Quote one segment of a path, so that it stays one segment. */
 function segment(name: string): string {
-  if (/^\.*$/.test(name)) throw new InvalidInputError(`a name must be such as 'tone' or 'tone@prod', got '${name}'`);
+  // A server also reads a quoted slash as the end of a segment.
+  if (/^\.*$|\//.test(name)) throw new InvalidInputError(`a name must be such as 'tone', got '${name}'`);
   return encodeURIComponent(name.toWellFormed()).replaceAll("%40", "@");
 }
 

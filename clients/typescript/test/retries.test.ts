@@ -334,6 +334,7 @@ test("what cannot be sent is refused before, without the key", async () => {
   for (const task of ["..", "", "tone/", "a/b/c"]) {
     const { made, sent } = client([ok()]);
     await expect(made.predict(task, "hello")).rejects.toBeInstanceOf(api.InvalidInputError);
+    await expect(made.judge(task || "guard/1", "hello")).rejects.toBeInstanceOf(api.InvalidInputError);
     expect(sent).toEqual([]);
   }
 });

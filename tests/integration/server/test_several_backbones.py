@@ -160,6 +160,18 @@ async def test_a_task_of_a_backbone_that_is_not_here_is_refused(
     assert all(it.name in refused["detail"] for it in (first, second))
 
 
+async def test_a_server_says_that_no_task_of_its_registry_can_answer_here(
+    first: Backbone, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = []
+    for backbone in (first, tiny_backbone(num_layers=4, seed=4)):
+        async with running_client(backbone, registry):
+            said.append(caplog.text.count("no task answers here: they all run on "))
+
+    assert said == [0, 1]
+    assert f"{first.name} and " in caplog.text
+
+
 @pytest.mark.parametrize("path", ["/v2/models/third/ready", "/tei/tasks/third/health"])
 async def test_no_protocol_calls_a_task_ready_whose_backbone_is_not_here(
     alone: list[httpx.AsyncClient], first: Backbone, path: str

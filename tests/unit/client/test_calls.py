@@ -155,5 +155,7 @@ def test_reference_that_would_change_the_path_or_is_no_text_is_refused(name: obj
         task_target(cast("str", name))
 
 
-def test_alias_is_one_quoted_segment() -> None:
-    assert path_segment("alias", "a/b") == "a%2Fb"
+def test_a_segment_is_quoted_and_stays_one() -> None:
+    assert path_segment("alias", "a b") == "a%20b"
+    with pytest.raises(InvalidInputError, match="policy must be a name such as 'tone', got"):
+        path_segment("policy", "guard/1")

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
+from typing import cast
 
 import httpx
 import pytest
@@ -262,6 +263,13 @@ def test_a_last_event_without_a_verdict_is_no_answer(kind: StreamEventKind) -> N
 def test_a_policy_that_would_change_the_path_is_refused(policy: str) -> None:
     with pytest.raises(InvalidInputError):
         VerdictExchange(httpx.URL("http://tests.invalid"), {}, policy)
+
+
+@pytest.mark.parametrize("chunk", [None, b"hello", 5])
+def test_a_chunk_that_is_no_text_is_refused_before_sending(chunk: object) -> None:
+    exchange = VerdictExchange(httpx.URL("http://tests.invalid"), {}, "guard")
+    with pytest.raises(InvalidInputError, match="a chunk must be a text, got"):
+        exchange.chunk(cast("str", chunk))
 
 
 def test_a_refusal_is_read_after_the_server_has_closed() -> None:

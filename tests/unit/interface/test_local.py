@@ -186,7 +186,7 @@ def test_texts_without_a_verdict_are_an_error(
 
 
 def test_tasks_of_several_backbones_answer_as_on_each_alone(
-    place: Path, tasks: nunatak.LocalTasks, tmp_path: Path
+    place: Path, tasks: nunatak.LocalTasks, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine, other = place / "backbone", save_tiny_backbone(tmp_path / "other", seed=3)
     with Registry.open(place / "registry") as registry:
@@ -198,6 +198,10 @@ def test_tasks_of_several_backbones_answer_as_on_each_alone(
     assert found["tone"].outputs == tasks.predict("tone", "hello").outputs
     with nunatak.load(place / "registry", backbone=other) as alone:
         assert found["mood"].outputs == alone.predict("mood", "hello").outputs
+    assert "no task answers here" not in caplog.text
+    third = save_tiny_backbone(tmp_path / "third", seed=4)
+    nunatak.load(place / "registry", backbone=third).close()
+    assert "no task answers here" in caplog.text
 
 
 def test_any_number_of_texts_is_answered_in_order(tasks: nunatak.LocalTasks) -> None:

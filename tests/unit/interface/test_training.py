@@ -18,6 +18,7 @@ import torch
 import nunatak
 from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.policies import make_policy, make_rule, when
 from doubles.terminals import nunatak as run_command
 from nunatak_registry import Registry
 from nunatak_training.data import DataProblem
@@ -176,6 +177,15 @@ def test_suspicious_data_warns_or_is_refused(places: tuple[Path, Path]) -> None:
     with pytest.raises(nunatak.NunatakError, match="different labels for one text"):
         trained(places, texts, labels, task="odd", strict=True)
     assert "--" not in "".join(it.advice for it in DataProblem)
+
+
+def test_a_promotion_warns_of_a_policy_that_it_leaves_undecided(places: tuple[Path, Path]) -> None:
+    trained(places, TEXTS, LABELS, task="asked", promote="prod")
+    with Registry.open(places[0]) as registry:
+        registry.policies.put(make_policy(make_rule(when("asked", LABELS[0]))))
+
+    with pytest.warns(UserWarning, match="there is no label"):
+        trained(places, TEXTS, [f"new-{it}" for it in LABELS], task="asked", promote="prod")
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,14 @@ def promote(
     """Let an alias point to a version; return its last move, and whether this call moved it."""
     earlier = registry.history(task, alias) if alias in registry.aliases(task) else []
     move = registry.promote(task, alias, version, expected_version=expect)
+    tell_unanswered(registry, task)
     return move, move not in earlier
+
+
+def tell_unanswered(registry: "Registry", task: str) -> None:
+    """Say which policies the versions that a task has now cannot decide."""
+    for problem in registry.policies.undecided(task):
+        remark(f"warning: {problem}")
 
 
 def promoted(registry: "Registry", task: str, alias: str | None, version: int) -> list[str]:

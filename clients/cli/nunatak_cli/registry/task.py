@@ -133,6 +133,7 @@ def rollback(name: options.NameArgument, *, asked: MoveOptions, proving: Proving
             expect, target = opened.next_rollback(name, alias, expected_version=expect)
             proving.prove(opened, name, target)
         move = opened.rollback(name, alias, expected_version=expect)
+        registries.tell_unanswered(opened, name)
         followed = asked.followed(opened)
     line = registries.moved_line(move, has_moved=True)
     print_outcome(wire_json(PastMove, move), line, *followed, as_json=proving.as_json)

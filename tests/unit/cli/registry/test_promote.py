@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from doubles.backbones import save_tiny_backbone
+from doubles.policies import make_policy, make_rule, when
 from doubles.replicas import beat
 from doubles.tasks import publish_tiny_task, tiny_task
 from doubles.terminals import nunatak
@@ -74,6 +75,24 @@ def test_rollback_to_a_version_that_fails_its_probe_leaves_the_alias(
 
     refused.assert_refused("probe_failed")
     assert unprobed.stdout == "tone@prod -> version 2 (was 3)\n"
+
+
+def test_a_move_says_which_policies_the_task_cannot_decide_any_more(
+    registry: Registry, backbone: Backbone, options: tuple[str, ...]
+) -> None:
+    registry.policies.put(make_policy(make_rule(when("tone", "calm"))))
+    publish_tiny_task(registry, backbone, labels=("other", "names"))
+    moves = [
+        ("promote", "tone/4"),
+        ("rollback", "tone"),
+        ("promote", "tone/4"),
+        ("promote", "tone/3"),
+    ]
+    registry.promote("tone", "prod", 3)
+
+    said = [nunatak("task", *move, *options).stderr for move in (*moves, ("rollback", "tone"))]
+
+    assert ["there is no label 'calm'" in it for it in said] == [True, False, True, False, True]
 
 
 def test_a_promotion_waits_for_every_replica(registry: Registry, options: tuple[str, ...]) -> None:
