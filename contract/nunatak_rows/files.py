@@ -90,6 +90,8 @@ def file_of_rows(
 ) -> FileOfRows:
     """Return a file, whose suffix tells its format unless it is given."""
     name = printable(name or path.name)
+    if path.is_dir():
+        raise data_not_found(printable(path.resolve().name), "is a folder; name one file in it")
     kind = kind or format_of(path.name, name)
     return FileOfRows(path=path, name=name, kind=kind, delimiter=delimiter, source=source)
 

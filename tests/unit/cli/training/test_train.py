@@ -57,6 +57,7 @@ MULTITASK = "multitask shared --data tone=a.jsonl"
         (f"{MULTITASK} --kind tone=poem", "kind must be one of"),
         (f"{MULTITASK} --kind mood=ranking", "one of tone before =, got 'mood'"),
         (f"{MULTITASK} --data mood=b --kind tone=poem", "b: no such file"),
+        (f"{TRAIN} --dev .", ": is a folder; name one file in it"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_before_anything_is_read(
