@@ -303,12 +303,12 @@ class DrainingServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         """Write all log lines before the signal ends the process without running code."""
-        with super().capture_signals():
+        with contextlib.suppress(KeyboardInterrupt), super().capture_signals():
             try:
                 yield
             finally:
                 logs.write_log()
-        # SIGINT has ended nothing, and a thread that waits for the registry would keep the process.
+        # SIGINT ends nothing, and a thread that waits for the registry would keep the process.
         is_kept = any(it.name.startswith(WAITING) for it in threading.enumerate())
         if is_kept and threading.current_thread() is threading.main_thread():
             os._exit(0 if self.failure is None else START_AGAIN)
