@@ -314,8 +314,8 @@ REASONS: Final[Mapping[str, Reason]] = {
         _TOO_MANY,
     ),
     "audit_log_failed": Reason(
-        "the audit log cannot be written: {reason}; nothing was changed. Make room for the file of "
-        "NUNATAK_AUDIT_LOG, or let the server write it",
+        "the audit log cannot be written: {reason}; nothing was changed. NUNATAK_AUDIT_LOG must "
+        "name a regular file in a folder that is there and has room, which the server may write",
         _UNAVAILABLE,
     ),
     "quota_exceeded": Reason(

@@ -28,6 +28,7 @@ from nunatak_server.settings import ServerSettings
 serve(ServerSettings(), announce=lambda address: print(address, flush=True))
 """
 FAULTY_SCRIPT = """
+import sys
 import time
 from pathlib import Path
 
@@ -35,7 +36,7 @@ import torch
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from nunatak_cli.main import app
+from nunatak_cli.__main__ import main
 
 FAULTS, join = Path({faults!r}), torch.cat
 
@@ -55,7 +56,8 @@ def faulty_join(*args, **kwargs):
 
 
 torch.cat = faulty_join
-app(["serve"])
+sys.argv[1:] = ["serve"]
+main()
 """
 """The command itself, on a device that a file blocks or loses, and a registry that one blocks."""
 NOISY_SCRIPT = """

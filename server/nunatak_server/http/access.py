@@ -174,10 +174,10 @@ def admit(scope: RequestScope, needed: Access | None) -> None:
     caller = state_of(scope).authenticator.identify(presented)
     if caller is None:
         raise NunatakError("unauthenticated", was_presented=presented is not None)
+    scope[_CALLER_KEY] = caller
     if needed.scope not in caller.scopes or (needed.spans_tasks and not caller.tasks.has_all):
         extent = " and with all tasks" if needed.spans_tasks else ""
         raise NunatakError("insufficient_scope", scope=needed.scope, extent=extent)
-    scope[_CALLER_KEY] = caller
 
 
 def caller_of(scope: RequestScope) -> Caller:
@@ -194,7 +194,7 @@ def actor_of(scope: RequestScope) -> str:
 
 
 def find_caller(scope: RequestScope) -> Caller | None:
-    """Return the caller, if the request was admitted and its route is not public."""
+    """Return the caller, if a valid key or token was sent and the route is not public."""
     return scope.get(_CALLER_KEY)
 
 

@@ -30,6 +30,7 @@ from nunatak_server.errors import START_AGAIN, EngineFailedError
 from nunatak_server.http.protocol import BoundedProtocol, bounded_protocol
 from nunatak_server.processes.supervisor import ReplicaPlace, bound
 from nunatak_server.processes.template import Template
+from nunatak_server.residency.residency import LOAD_THREADS
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry import logs
@@ -113,6 +114,8 @@ def find_tracing(environment: Mapping[str, str] = os.environ) -> "SpanTracing | 
 TICK_S: Final = 0.05
 LAST_CONNECTIONS_S: Final = 0.5
 """The end of the drain delay, in which no new connection is accepted."""
+WAITING: Final = (THREADS, LOAD_THREADS)
+"""Begin the names of the threads that may wait for the registry without end."""
 LAST_WORDS_S: Final = 2
 """Extra time after the grace time, to log the open connections before uvicorn closes them."""
 
@@ -300,13 +303,13 @@ class DrainingServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         """Write all log lines before the signal ends the process without running code."""
-        with super().capture_signals():
+        with contextlib.suppress(KeyboardInterrupt), super().capture_signals():
             try:
                 yield
             finally:
                 logs.write_log()
-        # SIGINT has ended nothing, and a thread that waits for the registry would keep the process.
-        is_kept = any(it.name.startswith(THREADS) for it in threading.enumerate())
+        # SIGINT ends nothing, and a thread that waits for the registry would keep the process.
+        is_kept = any(it.name.startswith(WAITING) for it in threading.enumerate())
         if is_kept and threading.current_thread() is threading.main_thread():
             os._exit(0 if self.failure is None else START_AGAIN)
 

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
@@ -38,6 +39,10 @@ FAILURE_MEMORY_S = 1.0
 """After a failed load, requests for the version get the same error for this time."""
 PATIENCE_S = 2.0
 """Default patience: longer than most leases, and short compared with a deadline."""
+LOAD_THREADS: Final = "nunatak-load"
+"""Begins the names of the threads that load, which may wait for the store."""
+LAST_LOADS_S: Final = 1.0
+"""Wait for the running loads at the end, because a store may never answer them."""
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +93,7 @@ class Loads:
         self._resident_set = resident_set
         self._metrics = metrics
         self._clock = clock
-        self._pool = ThreadPoolExecutor(loader.num_threads, thread_name_prefix="nunatak-load")
+        self._pool = ThreadPoolExecutor(loader.num_threads, thread_name_prefix=LOAD_THREADS)
         self._jobs: dict[VersionKey, _Job] = {}
         self._queue: deque[_Job] = deque()
         self._running: set[asyncio.Task[None]] = set()
@@ -136,8 +141,9 @@ class Loads:
     async def aclose(self) -> None:
         while self._queue:
             self._conclude(self._queue.popleft(), NunatakError("draining"))
-        await asyncio.gather(*self._running, return_exceptions=True)
-        self._pool.shutdown()
+        if self._running:
+            await asyncio.wait(self._running, timeout=LAST_LOADS_S)
+        self._pool.shutdown(wait=not self._running)
 
     def _take_up(self, job: _Job) -> bool:
         """Start a load, or fail it if it can never fit; return False if it has no space now."""

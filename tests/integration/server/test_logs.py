@@ -12,6 +12,7 @@ from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.access.keys import Scope
 
 PREDICT = "/v1/tasks/tone/predict"
 
@@ -60,16 +61,17 @@ async def test_an_event_names_the_callers_key_and_nobody_who_has_none(
     backbone: Backbone, registry: Registry, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys.json"
-    headers = add_key(keys, "support-desk")
+    headers = add_key(keys, "support-desk", scopes=[Scope.PREDICT])
 
     settings = make_settings(api_keys_file=keys)
     async with running_client(backbone, registry, settings) as client:
         with logged_events() as events:
-            for sent in (headers, {}):
-                await client.post(PREDICT, json={"inputs": "x"}, headers=sent)
-            known, stranger = events.named("request")
+            for sent, path in ((headers, PREDICT), (headers, "/v1/tasks/tone/pin"), ({}, PREDICT)):
+                await client.post(path, json={"inputs": "x"}, headers=sent)
+            known, refused, stranger = events.named("request")
 
         assert (known["status"], known["caller"]) == (200, "support-desk")
+        assert (refused["status"], refused["caller"]) == (403, "support-desk")
         assert stranger["status"] == 401
         assert "caller" not in stranger
 

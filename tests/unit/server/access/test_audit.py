@@ -78,5 +78,5 @@ def test_a_place_that_takes_no_lines_is_refused_at_the_start(tmp_path: Path, kin
     if kind == "pipe":
         os.mkfifo(path)
 
-    with raises("audit_log_failed"):
+    with raises("audit_log_failed", match="must name a regular file in a folder that is there"):
         AuditLog(path)

@@ -337,17 +337,23 @@ async def test_more_versions_than_fit_are_served_one_after_the_other(store: Fake
     assert residency.task_bytes().keys() == stayed.keys()
 
 
-async def test_a_load_that_waits_when_the_server_ends_is_refused(store: FakeStore) -> None:
+async def test_at_the_end_a_load_that_waits_is_refused_and_one_that_hangs_is_left(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nunatak_server.residency.residency.LAST_LOADS_S", 0.01)
     residency = make_residency(store, room_for=1)
-    used = await lease(residency, store, store.add("used"))
+    store.may_load.clear()
+    hanging = asyncio.create_task(lease(residency, store, store.add("hangs")))
     waiting = asyncio.create_task(lease(residency, store, store.add("cold")))
     await settle()
 
-    await residency.aclose()
+    async with asyncio.timeout(10):
+        await residency.aclose()
 
     with raises("draining"):
         await waiting
-    used.release()
+    store.may_load.set()
+    (await hanging).release()
 
 
 async def test_a_version_just_preloaded_is_not_the_first_to_go(store: FakeStore) -> None:
