@@ -13,23 +13,23 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
     "nunatak_exchange": (3752, 14),
-    "nunatak_cli": (7067, 33),
-    "nunatak": (586, 3),
-    "nunatak_client": (2149, 6),
+    "nunatak_cli": (7075, 33),
+    "nunatak": (588, 3),
+    "nunatak_client": (2151, 6),
     "nunatak_cluster": (622, 6),
     "nunatak_contract": (4312, 19),
-    "nunatak_rows": (824, 5),
+    "nunatak_rows": (826, 5),
     "nunatak_loadtest": (1046, 6),
     "nunatak_model": (9026, 44),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4133, 20),
-    "nunatak_server": (21136, 88),
+    "nunatak_registry": (4145, 20),
+    "nunatak_server": (21154, 88),
     "nunatak_training": (8735, 40),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_803, 287
-CEILINGS_BESIDE = {"benchmarks": 8_483, "tests": 71_495}
+MAX_LINES, MAX_FILES = 63_847, 287
+CEILINGS_BESIDE = {"benchmarks": 8_483, "tests": 71_561}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
 MAX_FILES_OF_ONE_PREDICT = 45

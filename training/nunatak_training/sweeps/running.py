@@ -276,7 +276,7 @@ def best_run(records: Sequence[RunRecord], *, task: str | None = None) -> RunRec
     if task is None and len(tasks) == 1:
         (task,) = tasks
     if task not in tasks:
-        found = "; name one with --of" if task is None else f", got {task!r}"
+        found = "; `of` names one" if task is None else f", got {task!r}"
         raise _refused(f"expected one of the tasks {', '.join(tasks) or '(none)'}{found}")
     finished = [
         (record, outcome)

@@ -117,7 +117,7 @@ def test_runs_that_cannot_be_compared_are_refused(folder: Path, runs: tuple[Run,
     renamed = replace(
         several[0], description=several[0].description.model_copy(update={"task": "too"})
     )
-    with pytest.raises(NunatakError, match="tasks too, toy; name one with --of"):
+    with pytest.raises(NunatakError, match="tasks too, toy; `of` names one"):
         best_run((record_of(runs[0], 0.8), record_of(renamed, 0.9)))
 
 
