@@ -29,7 +29,7 @@ CEILINGS = {
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
 MAX_LINES, MAX_FILES = 63_847, 287
-CEILINGS_BESIDE = {"benchmarks": 8_483, "tests": 71_565}
+CEILINGS_BESIDE = {"benchmarks": 8_483, "tests": 71_568}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
 MAX_FILES_OF_ONE_PREDICT = 45
