@@ -13,13 +13,13 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from benchmarks.papers.of_results import (
+from benchmarks.papers.model_findings import NUM_TOKENS, analyze_landscape, analyze_rsa
+from benchmarks.papers.sweep_findings import (
     Findings,
     analyze_lowresource,
     analyze_robustness,
     save_findings,
 )
-from benchmarks.papers.of_trained import NUM_TOKENS, analyze_landscape, analyze_rsa
 from nunatak_contract.errors import NunatakError
 from nunatak_training.sweeps.planning import Run, plan_runs, read_grid
 from nunatak_training.sweeps.results import ResultsFolder, RunRecord

@@ -28,7 +28,7 @@ from benchmarks.papers.figures import (
     transferred,
 )
 from benchmarks.papers.lines import LINES, PaperRun
-from benchmarks.papers.of_results import analyze_lowresource, analyze_robustness
+from benchmarks.papers.sweep_findings import analyze_lowresource, analyze_robustness
 from nunatak_contract.cards import markdown_table
 from nunatak_training.recipes import Schedule
 from nunatak_training.sweeps.reporting import (

@@ -23,12 +23,12 @@ CEILINGS = {
     "nunatak_model": (9026, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4145, 20),
-    "nunatak_server": (21154, 88),
+    "nunatak_server": (21161, 89),
     "nunatak_training": (8735, 40),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_847, 287
+MAX_LINES, MAX_FILES = 63_854, 288
 CEILINGS_BESIDE = {"benchmarks": 8_483, "tests": 71_568}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525

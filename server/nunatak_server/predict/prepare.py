@@ -22,7 +22,7 @@ from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
 from nunatak_server.outputs.outputs import on_long_of, reading_of, work_of
-from nunatak_server.predict.growing import KnownRows
+from nunatak_server.predict.known_rows import KnownRows
 from nunatak_server.predict.types import (
     BACKBONE,
     Asked,

@@ -23,7 +23,7 @@ from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP
 from nunatak_server.predict.ask import Dispatcher, RequestPart, RowSink, arrivals, hold_refusals
-from nunatak_server.predict.growing import KnownRows
+from nunatak_server.predict.known_rows import KnownRows
 from nunatak_server.predict.prepare import Preprocessor
 from nunatak_server.predict.types import (
     BACKBONE,

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from benchmarks.papers.analyze import main
-from benchmarks.papers.of_trained import (
+from benchmarks.papers.model_findings import (
     hidden_states,
     landscape,
     layer_similarities,

@@ -15,7 +15,7 @@ from doubles.streams import HANDLING, StreamBench
 from doubles.trained_tokenizers import TokenizerFamily
 from nunatak_contract.enums import OnFailure
 from nunatak_model import Encoding
-from nunatak_server.predict.growing import BYTES_PER_ANSWER, BYTES_PER_TOKEN, KnownRows
+from nunatak_server.predict.known_rows import BYTES_PER_ANSWER, BYTES_PER_TOKEN, KnownRows
 from nunatak_server.predict.types import Handling
 from nunatak_server.scheduler.turns import SLICE
 from nunatak_server.verdicts.judge import Judgement

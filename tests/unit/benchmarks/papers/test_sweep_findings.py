@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from benchmarks.papers.of_results import (
+from benchmarks.papers.sweep_findings import (
     Findings,
     analyze_lowresource,
     analyze_robustness,

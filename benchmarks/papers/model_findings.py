@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.papers.of_results import Findings, draw_lines
+from benchmarks.papers.sweep_findings import Findings, draw_lines
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, Branch, Encoding, build_branch
 from nunatak_model.architectures import architecture_of
