@@ -4,6 +4,7 @@ A load may take longer than an operator wants to wait. Then the request fails, a
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
@@ -70,6 +71,7 @@ async def _load(request: Request, reference: TaskReference, load: Load) -> Loade
     return await load(await catalog_of(request).resolve(reference))
 
 
+logger = logging.getLogger(__name__)
 router = Router(route_class=StrictRoute, responses=PROBLEMS)
 
 PUBLISHED_LIMITS = {
@@ -192,16 +194,19 @@ async def _change(
     *place: object,
 ) -> Response:
     """Make a change, let this server follow it at once, and wait for the others if asked to."""
-    runtime = runtime_of(request)
+    runtime, registry = runtime_of(request), runtime_of(request).registry
     try:
         event = await runtime.catalog.change(
             make, *place, expected_version=expected, by=actor_of(request.scope)
         )
+        await runtime.follow_own_change()
+        changed = event if isinstance(event, AliasEvent) else event.candidate
+        for problem in await runtime.catalog.poll(registry.policies.undecided, changed.task):
+            logger.warning("%s", problem)
     except StoreUnavailableError as error:
         # The registry may have made the change, and a rollback that is repeated goes back twice.
         error.fields["retry_after_s"] = None
         raise
-    await runtime.follow_own_change()
     if wait_s is not None:
         await runtime.catalog.wait_for_replicas(wait_s)
     if isinstance(event, AliasEvent):
