@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import httpx
