@@ -6,6 +6,7 @@ A load may take longer than an operator wants to wait. Then the request fails, a
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
@@ -194,19 +195,21 @@ async def _change(
     *place: object,
 ) -> Response:
     """Make a change, let this server follow it at once, and wait for the others if asked to."""
-    runtime, registry = runtime_of(request), runtime_of(request).registry
+    runtime = runtime_of(request)
     try:
         event = await runtime.catalog.change(
             make, *place, expected_version=expected, by=actor_of(request.scope)
         )
-        await runtime.follow_own_change()
-        changed = event if isinstance(event, AliasEvent) else event.candidate
-        for problem in await runtime.catalog.poll(registry.policies.undecided, changed.task):
-            logger.warning("%s", problem)
     except StoreUnavailableError as error:
         # The registry may have made the change, and a rollback that is repeated goes back twice.
         error.fields["retry_after_s"] = None
         raise
+    await runtime.follow_own_change()
+    task = event.task if isinstance(event, AliasEvent) else event.candidate.task
+    with suppress(StoreUnavailableError):
+        undecided = runtime.registry.policies.undecided
+        for problem in await runtime.catalog.look_up(actor_of(request.scope), undecided, task):
+            logger.warning("%s", problem)
     if wait_s is not None:
         await runtime.catalog.wait_for_replicas(wait_s)
     if isinstance(event, AliasEvent):
