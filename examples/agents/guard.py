@@ -9,7 +9,7 @@ from agents import output_guardrail as guards_output
 from nunatak_client import AsyncClient
 
 NUNATAK = "http://127.0.0.1:8080"
-KEYS = ("content", "text", "output", "arguments", "summary")
+KEYS = ("content", "text", "output", "arguments", "summary", "refusal", "error")
 """What holds the text of an item. An item without any, such as an image, fails."""
 
 
@@ -21,7 +21,8 @@ def text_of(item: object) -> str:
         case list():
             return "\n".join(map(text_of, item))
         case dict():
-            return text_of([item[key] for key in KEYS if key in item] or item[KEYS[0]])
+            held = [item[key] for key in KEYS if item.get(key) is not None]
+            return text_of(held or item[KEYS[0]])
     raise TypeError(f"expected a text, a list or an item, got {type(item).__name__}")
 
 

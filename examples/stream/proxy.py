@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import StreamingResponse
 from guard import BlockedError, released
 
@@ -19,6 +19,8 @@ app = FastAPI()
 async def complete(request: Request) -> StreamingResponse:
     """Stream the judged answer of the LLM."""
     asked: dict[str, Any] = await request.json()
+    if asked.get("n") not in (None, 1):
+        raise HTTPException(400, f"n must be 1, got {asked['n']}: one text is judged in a stream")
     return StreamingResponse(judged({**asked, "stream": True}), media_type="text/event-stream")
 
 
@@ -42,7 +44,7 @@ async def judged(asked: dict[str, Any]) -> AsyncGenerator[str]:
 
 
 async def choices(asked: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the parts of the LLM's first answer."""
+    """Yield the parts of the LLM's answer."""
     url = f"{LLM}/v1/chat/completions"
     async with httpx.AsyncClient(timeout=60) as llm, llm.stream("POST", url, json=asked) as reply:
         reply.raise_for_status()
@@ -52,7 +54,7 @@ async def choices(asked: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
             for line in lines:
                 field, _, data = line.strip().partition(b":")
                 if field == b"data" and data.strip() != b"[DONE]":
-                    for choice in json.loads(data)["choices"][:1]:
+                    for choice in json.loads(data)["choices"]:
                         yield choice
 
 

@@ -9,15 +9,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Generic, Self
 
 from nunatak_contract.enums import Combine, HeadKind, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.names import TaskReference, check_document_name
+from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_document_name
 from nunatak_contract.policies import Policy, Rule, compiled, find_misfit
 from nunatak_contract.questions import QuestionCard, find_card_misfit
-from nunatak_registry.aliases import actor
+from nunatak_registry.aliases import Candidate, actor
 from nunatak_registry.index.change import Change
 from nunatak_registry.index.index import Store
 from nunatak_registry.index.records import (
@@ -170,19 +172,32 @@ class PolicyStore(DocumentStore[Policy]):
     kind = POLICIES
 
     def undecided(self, task: str) -> list[str]:
-        """Say what the policies that ask a task cannot decide by the present versions."""
-        problems = list[str]()
+        """Say what the policies that ask a task cannot decide by the versions that run now."""
+        problems = dict[str, str]()
         with self._index.reading() as snapshot:
-            for it in self._serving(snapshot):
-                if task in it.document.tasks:
-                    try:
-                        self._check(it.document, snapshot)
-                    except NunatakError as error:
-                        problems.append(f"{error}. What it cannot decide, its `on_failure` decides")
-        return problems
+            running = None, *snapshot.candidates(task)
+            asking = (it.document for it in self._serving(snapshot) if task in it.document.tasks)
+            for policy, candidate in product(asking, running):
+                try:
+                    check_policy(policy, partial(_running, snapshot, candidate))
+                except NunatakError as error:
+                    by = f"{candidate.role} version {candidate.version}: " if candidate else ""
+                    problems.setdefault(str(error), by)
+        told = "What it cannot decide, its `on_failure` decides"
+        return [f"{by}{problem}. {told}" for problem, by in problems.items()]
 
     def _check(self, document: Policy, snapshot: Snapshot) -> None:
-        check_policy(document, lambda it: snapshot.find(TaskReference.parse(it)).parse())
+        check_policy(document, partial(_running, snapshot, None))
+
+
+def _running(snapshot: Snapshot, candidate: Candidate | None, reference: str) -> TaskManifest:
+    """Return the version that a reference means, or the candidate that runs next to it."""
+    wanted = TaskReference.parse(reference)
+    if candidate and wanted.version is None:
+        alias = TaskReference(task=wanted.task, alias=wanted.alias or DEFAULT_ALIAS)
+        if alias == TaskReference(task=candidate.task, alias=candidate.alias):
+            wanted = TaskReference(task=candidate.task, version=candidate.version)
+    return snapshot.find(wanted).parse()
 
 
 def check_policy(policy: Policy, resolve: Callable[[str], TaskManifest]) -> None:

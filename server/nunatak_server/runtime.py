@@ -31,6 +31,7 @@ from nunatak_server.catalog.following import (
     Membership,
     RegistryWatch,
     run_together,
+    until_answered,
 )
 from nunatak_server.decisions.collection import Collector
 from nunatak_server.decisions.decider import Decider
@@ -280,7 +281,7 @@ class Runtime:
         )
         self._engine.start()
         await self._warm_up()
-        await pin_at_start(self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin)
+        await pin_at_start(self.settings.pinned(), look_up=self._learn, pin=self.residency.pin)
         # The weights before they were packed or quantized, and the stored bytes of the pins.
         await self._memory_return.start()
         if self.backbone.device.type == "cpu" and (rss := self._measure()):
@@ -391,6 +392,13 @@ class Runtime:
             ),
         )
 
+    async def _learn(self, reference: TaskReference) -> Traffic:
+        """Look up what a reference means, and keep it, so that it is answered in an outage too."""
+        found = (await until_answered(partial(self.facts.traffic, (reference,), "")))[reference]
+        if isinstance(found, NunatakError):
+            raise found
+        return found
+
     async def _look_up(self, reference: TaskReference) -> Traffic:
         return await self.catalog.poll(self.registry.traffic, reference)
 
@@ -414,10 +422,9 @@ class Runtime:
 
     async def _join(self) -> None:
         """Join the replicas before the first request, so that no wait can miss this process."""
-        with contextlib.suppress(NunatakError):
-            seen = await self.catalog.poll(self.registry.generation)
-            self._membership.see(seen)
-            await self._membership.beat()
+        ask = partial(self.catalog.poll, self.registry.generation)
+        self._membership.see(await until_answered(ask))
+        await self._membership.beat()
 
     async def follow_own_change(self) -> None:
         """Let requests from now on see a change that this process has made."""

@@ -7,15 +7,18 @@ import importlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
 from benchmarks.harness.environments import interpreter
 from demo.server_process import ServerProcess
@@ -64,7 +67,8 @@ def test_the_files_of_every_example_exist(case: str) -> None:
 NEEDS = {
     "support-desk/route.py": (),
     "support-desk/route.py unscored": ("examples/support-desk/tickets.csv", "queues"),
-    "decisions/ask.py": (),
+    "decisions/ask.py http://127.0.0.1:9": ("http://127.0.0.1:9",),
+    "llm-gateway/ask.py": (HARMLESS,),
     "stream/llm.py": (),
     "stream/proxy.py": (),
 }
@@ -81,6 +85,26 @@ def test_a_program_says_in_one_line_what_it_needs(case: str) -> None:
     assert ended.returncode == 2
     assert usage.startswith("usage: ")
     assert "error: " in error
+    assert "is not set" not in error
+
+
+def test_the_proxy_of_streams_refuses_several_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(EXAMPLES / "stream"), *sys.path])
+    app = runpy.run_path(str(EXAMPLES / "stream" / "proxy.py"))["app"]
+
+    answer = TestClient(app).post("/v1/chat/completions", json={"n": 2})
+
+    assert (answer.status_code, answer.json()["detail"][:19]) == (400, "n must be 1, got 2:")
+
+
+def test_the_guard_of_an_agent_reads_refusals_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "agents", MagicMock())
+    text_of = runpy.run_path(str(EXAMPLES / "agents" / "guard.py"))["text_of"]
+    refusal = {"type": "refusal", "refusal": "I cannot."}
+
+    assert text_of([{"role": "assistant", "content": [refusal]}]) == "I cannot."
+    with pytest.raises(KeyError):
+        text_of([{"type": "input_image", "image_url": "data:"}])
 
 
 @pytest.fixture(scope="module")

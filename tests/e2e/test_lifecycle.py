@@ -14,7 +14,7 @@ from doubles.lifecycles import (
     outlast_the_grace,
     terminate_with_calls_in_flight,
 )
-from doubles.processes import COMMAND, NOISY_SCRIPT, StartError, server_process
+from doubles.processes import COMMAND, NOISY_SCRIPT, StartError, ended, server_process
 from nunatak_contract.memory import MemoryReport
 from nunatak_server.errors import START_AGAIN
 
@@ -153,6 +153,26 @@ def test_a_lost_device_ends_the_process_with_its_own_status(site: Site) -> None:
 
     assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
     assert status == START_AGAIN
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_that_waits_for_the_registry_ends_by_a_signal(
+    site: Site, number: signal.Signals
+) -> None:
+    words = ["serve", f"--registry={site.registry}", f"--backbone={site.backbone}", "--port=0"]
+    waiting = f"""
+import signal
+from nunatak_registry import Registry, StoreUnavailableError
+
+def fail(_):
+    signal.raise_signal({int(number)})
+    raise StoreUnavailableError("the connection broke")
+
+Registry.generation = fail
+{COMMAND.replace("['serve']", repr(words))}
+"""
+
+    assert ended(waiting).status == -number
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,14 +1,17 @@
 """The audit log: JSON lines of administrative acts, appended to a file."""
 
+import asyncio
 import errno
 import json
 import logging
 import os
 import stat
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,27 +26,33 @@ logger = logging.getLogger(__name__)
 class AuditLog:
     """Writes to a file that is opened for each line, so that it may be rotated.
 
+    A thread of its own writes, because a disk may hang, and only acts may wait for it.
+
     Raises:
         NunatakError: `audit_log_failed`, the file cannot be opened or made.
     """
 
     path: Path
+    _pool: ThreadPoolExecutor = field(
+        default_factory=partial(ThreadPoolExecutor, 1, "nunatak-audit"), init=False
+    )
 
     def __post_init__(self) -> None:
         self._append(b"")
 
-    @contextmanager
-    def act(
+    @asynccontextmanager
+    async def act(
         self, known: Mapping[str, object], code_of: Callable[[Exception], str]
-    ) -> Generator[None]:
+    ) -> AsyncGenerator[None]:
         """Write a line before an act, and one after it with `done` or the code of its error.
 
         Raises:
             NunatakError: `audit_log_failed`, the first line cannot be written; nothing was done.
         """
-        self._write(known, "begun")
-        outcome = "unknown"
+        write = partial(asyncio.get_running_loop().run_in_executor, self._pool, self._write, known)
+        begun, outcome = write("begun"), "unknown"
         try:
+            await asyncio.shield(begun)
             yield
             outcome = "done"
         except Exception as error:
@@ -51,7 +60,8 @@ class AuditLog:
             raise
         finally:
             try:
-                self._write(known, outcome)
+                await begun
+                await write(outcome)
             except NunatakError as error:
                 # The act cannot be undone, and its caller must learn its outcome.
                 logger.warning(

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, TypeVar
 
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Generation, StoreUnavailableError
@@ -15,8 +15,13 @@ from nunatak_server.scheduler.admission import RegistryLease
 logger = logging.getLogger(__name__)
 
 
+Result = TypeVar("Result")
+
 PATIENCE_S = 5.0
 """A poll without an answer for so long counts as failed: a locked index answers no error."""
+
+START_RETRY_S = 0.5
+"""Time between two attempts of a start to read the registry."""
 
 
 class RegistryWatch:
@@ -84,6 +89,19 @@ class RegistryWatch:
 def log_refusal(what: str, error: Exception) -> None:
     trace = None if isinstance(error, NunatakError) else error
     logger.warning("%s: %s", what, error or type(error).__name__, exc_info=trace)
+
+
+async def until_answered(ask: Callable[[], Awaitable[Result]]) -> Result:
+    """Ask the registry until it answers: a process that knows nothing of it must not be ready."""
+    is_told = False
+    while True:
+        try:
+            return await ask()
+        except StoreUnavailableError as error:
+            if not is_told:
+                log_refusal("the start waits for the registry", error)
+            is_told = True
+            await asyncio.sleep(START_RETRY_S)
 
 
 ALONE_S = 40.0

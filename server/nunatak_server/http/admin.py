@@ -4,7 +4,9 @@ A load may take longer than an operator wants to wait. Then the request fails, a
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
@@ -70,6 +72,7 @@ async def _load(request: Request, reference: TaskReference, load: Load) -> Loade
     return await load(await catalog_of(request).resolve(reference))
 
 
+logger = logging.getLogger(__name__)
 router = Router(route_class=StrictRoute, responses=PROBLEMS)
 
 PUBLISHED_LIMITS = {
@@ -202,6 +205,11 @@ async def _change(
         error.fields["retry_after_s"] = None
         raise
     await runtime.follow_own_change()
+    task = event.task if isinstance(event, AliasEvent) else event.candidate.task
+    with suppress(StoreUnavailableError):
+        undecided = runtime.registry.policies.undecided
+        for problem in await runtime.catalog.look_up(actor_of(request.scope), undecided, task):
+            logger.warning("%s", problem)
     if wait_s is not None:
         await runtime.catalog.wait_for_replicas(wait_s)
     if isinstance(event, AliasEvent):

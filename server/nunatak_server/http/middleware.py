@@ -266,7 +266,7 @@ class StrictRoute(APIRoute):
             "object": {**request.query_params, **request.path_params},
             "body": body.value if 0 < body.num_bytes <= AUDITED_BYTES else None,
         }
-        with log.act(known, code_of):
+        async with log.act(known, code_of):
             return await handle(request, body)
 
     def check_query(self, request: Request) -> None:

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import resource
+import signal
 import socket
 import sys
 import threading
@@ -277,6 +278,11 @@ class DrainingServer(uvicorn.Server):
             runtime.announce_drain()
         elif runtime is not None:
             runtime.begin_drain()
+        elif not self.started:
+            # uvicorn would wait for the end of the start, which may wait for the registry.
+            logs.write_log()
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
         self._delay_is_over |= self.should_exit
         super().handle_exit(sig, frame)
 

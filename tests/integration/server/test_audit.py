@@ -1,7 +1,12 @@
 """The audit log of a server: every act of an operator, and no act without its line."""
 
+import asyncio
 import json
+import os
+import threading
 from pathlib import Path
+
+import pytest
 
 from doubles.access import access_by_route, add_key, filled
 from doubles.serving import make_settings, running_client
@@ -79,3 +84,25 @@ async def test_no_act_is_done_while_the_log_cannot_be_written(
     assert (served.status_code, promoted.status_code) == (200, 200)
     assert copied.resolve("tone").version == 2
     assert len(path.read_text().splitlines()) == 2
+
+
+async def test_a_slow_disk_delays_the_act_alone(
+    backbone: Backbone, copied: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, is_free = os.pread, threading.Event()
+
+    def read_late(descriptor: int, num_bytes: int, place: int) -> bytes:
+        is_free.wait(10)
+        return read(descriptor, num_bytes, place)
+
+    settings = make_settings(audit_log=tmp_path / "audit.jsonl")
+    async with running_client(backbone, copied, settings) as client:
+        await client.put(PROD, json={"version": 1})
+        monkeypatch.setattr(os, "pread", read_late)
+        act = asyncio.create_task(client.put(PROD, json={"version": 2}))
+        served = await client.post("/v1/tasks/tone/predict", json={"inputs": "where is it?"})
+        is_waiting = not act.done()
+        is_free.set()
+
+        assert (served.json()["version"], is_waiting) == (1, True)
+        assert (await act).status_code == 200

@@ -14,7 +14,7 @@ from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Branch, Row, forward
-from nunatak_registry import Registry
+from nunatak_registry import Registry, StoreUnavailableError
 from nunatak_server.residency.resident_set import return_memory, size_in_memory
 from nunatak_server.settings import ServerSettings
 from nunatak_versions import load_task
@@ -222,6 +222,25 @@ def held(backbone: Backbone, copied: Registry, pins: str) -> dict[str, bool]:
 def test_pins_are_in_memory_before_the_first_request(backbone: Backbone, copied: Registry) -> None:
     assert held(backbone, copied, "") == {}
     assert held(backbone, copied, "task-0, task-1/2") == {"task-0/1": True, "task-1/2": True}
+
+
+async def test_a_start_waits_for_the_registry_and_pins_are_answered_in_an_outage(
+    backbone: Backbone, copied: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        outage.append(1)
+        if len(outage) == 2:
+            monkeypatch.undo()
+        raise StoreUnavailableError("the connection broke")
+
+    outage = list[int]()
+    monkeypatch.setattr(copied, "traffic", fail)
+    monkeypatch.setattr(copied, "generation", fail)
+    async with running_client(backbone, copied, make_settings(pins="task-0")) as client:
+        monkeypatch.setattr(copied, "traffic", fail)
+        answer = await client.post("/v1/tasks/task-0/predict", json={"inputs": "x"})
+
+    assert answer.status_code == 200, answer.text
 
 
 def test_a_pin_that_cannot_be_served_spares_the_others(

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from doubles.compat import counted
+from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
@@ -113,6 +114,27 @@ async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
         while await counted(caller, failed) < 3:
             assert await served(caller) == 2
     assert await served(caller) == 2
+
+
+@pytest.mark.parametrize("path", [CANARY, SHADOW, PROD])
+async def test_the_log_names_policies_that_a_version_cannot_decide(
+    caller: httpx.AsyncClient,
+    backbone: Backbone,
+    copied: Registry,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+) -> None:
+    (label,) = copied.resolve("tone").head.labels[:1]
+    copied.policies.put(make_policy(make_rule(when("tone", label))))
+    other = publish_tiny_task(copied, backbone, labels=("new", "newer"), seed=9).version
+
+    body = {"version": other} if path == PROD else {"version": other, "share": 1.0}
+    moved = await caller.put(path, json=body)
+
+    assert moved.status_code == 200, moved.text
+    (told,) = (it.getMessage() for it in caplog.records if "on_failure" in it.getMessage())
+    named = "" if path == PROD else f"{path.rpartition('/')[2]} version {other}: "
+    assert told.startswith(f"{named}policy 'guard': rule 'first', task 'tone': there is no label")
 
 
 async def test_the_log_names_a_candidate_that_memory_has_no_room_for(

@@ -221,6 +221,7 @@ def _change(
             full = 1.0 if share is None else share
             candidate = Candidate(task=name, alias=alias, role=role, version=version, share=full)
             event = opened.rollouts.set(candidate, expected_version=asked.expect)
+            registries.tell_unanswered(opened, name)
     is_new = event not in earlier
     document = {**wire_json(PastCandidate, event), "changed": is_new}
     print_outcome(document, _candidate_line(event, is_new=is_new), as_json=proving.as_json)

@@ -1,7 +1,9 @@
 """Laws of the file of the audit log."""
 
+import asyncio
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,11 @@ KNOWN: dict[str, object] = {
 }
 
 
+async def acted(path: Path, deed: Callable[[], None] = lambda: None, **known: object) -> None:
+    async with AuditLog(path).act(KNOWN | known, code_of):
+        deed()
+
+
 def lines_of(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -35,15 +42,18 @@ def lines_of(path: Path) -> list[dict[str, object]]:
     [
         (NunatakError("shared_port", processes=2), "shared_port"),
         (ValueError(), "internal_error"),
-        (KeyboardInterrupt(), "unknown"),
+        (asyncio.CancelledError(), "unknown"),
     ],
     ids=["known", "unforeseen", "cut short"],
 )
 def test_a_failed_act_has_the_code_of_its_answer(
     path: Path, error: BaseException, outcome: str
 ) -> None:
-    with pytest.raises(type(error)), AuditLog(path).act(KNOWN, code_of):
+    def fail() -> None:
         raise error
+
+    with pytest.raises(type(error)):
+        asyncio.run(acted(path, fail))
 
     assert [it["outcome"] for it in lines_of(path)] == ["begun", outcome]
 
@@ -51,8 +61,7 @@ def test_a_failed_act_has_the_code_of_its_answer(
 def test_a_line_after_one_that_was_cut_short_stands_alone(path: Path) -> None:
     path.write_bytes(b'{"at": "2026')
 
-    with AuditLog(path).act({**KNOWN, "object": {"task": "a\n\u2028\ud800"}}, code_of):
-        pass
+    asyncio.run(acted(path, object={"task": "a\n\u2028\ud800"}))
 
     cut, *whole = path.read_bytes().split(b"\n")
     assert cut == b'{"at": "2026'
@@ -62,9 +71,11 @@ def test_a_line_after_one_that_was_cut_short_stands_alone(path: Path) -> None:
 def test_an_act_that_is_done_keeps_its_outcome_without_its_second_line(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with AuditLog(path).act(KNOWN, code_of):
+    def rotate() -> None:
         path.rename(path.with_name("rotated"))
         path.mkdir()
+
+    asyncio.run(acted(path, rotate))
 
     assert "r1" in caplog.text
     assert ": done" in caplog.text
