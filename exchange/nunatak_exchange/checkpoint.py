@@ -8,6 +8,7 @@ import fcntl
 import glob
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -318,14 +319,16 @@ def new_folder(target: Path) -> Generator[Path]:
         with suppress(OSError), _locked(left):  # a killed process holds no lock
             shutil.rmtree(left, ignore_errors=True)
     # Next to the target, so that the move at the end stays within one file system.
-    made = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    made = target.parent / f"{prefix}{secrets.token_hex(8)}"
+    made.mkdir()
+    allowed = made.stat().st_mode & 0o777
     try:
         with ExitStack() as held:
             with suppress(OSError):  # a file system may have no locks
                 held.enter_context(_locked(made))
             yield made
-            for path in (made, *made.rglob("*")):
-                path.chmod(0o755 if path.is_dir() else 0o644)
+            for path in made.rglob("*"):
+                path.chmod(allowed if path.is_dir() else allowed & 0o666)
             check_new(target)  # another process may have made it meanwhile
             made.replace(target)
     except BaseException:
