@@ -49,7 +49,7 @@ def thresholds_text(head: HeadRecord) -> str | None:
     """The scores from which labels of a multi-label task apply; None if none is recorded."""
     if not head.thresholds:
         return None
-    named = ", ".join(f"{label} {value:g}" for label, value in head.thresholds.items())
+    named = ", ".join(f"{_listed(label)} {value:g}" for label, value in head.thresholds.items())
     return f"{named}; other labels {DEFAULT_THRESHOLD:g}"
 
 
@@ -93,7 +93,8 @@ def teacher_text(manifest: TaskManifest) -> str | None:
     told = f"{found.name} ({found.digest[:12]}...): {counted(found.num_texts, 'text')}"
     told += f", asked in {found.seconds:.1f} s" * (found.seconds > 0)
     agreed, score, own = found.agreement, found.score, found.own_score
-    told += f"; agreement on {counted(agreed.num_examples, 'held-out text')}: {score_text(agreed)}"
+    told += f"; agreement ({agreed.name}) on {counted(agreed.num_examples, 'held-out text')}: "
+    told += score_text(agreed)
     if score is not None and own is not None:
         told += f"; {score.name} of {score.num_examples:,} labelled ones: teacher "
         told += f"{score_text(score)}, task {score_text(own)}"
@@ -186,7 +187,12 @@ def facts(manifest: TaskManifest, *, max_labels: int) -> dict[str, str]:
 def first_labels(labels: Sequence[str], most: int) -> str:
     """The first labels in one line, and the number of the others."""
     more = len(labels) - most
-    return ", ".join(labels[:most]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(_listed, labels[:most])) + (f" and {more} more" if more > 0 else "")
+
+
+def _listed(label: str) -> str:
+    """In quotes if it has a comma, which would make it two."""
+    return repr(label) if "," in label else label
 
 
 def reads_text(manifest: TaskManifest) -> str:

@@ -4,10 +4,9 @@ A folder may be a stranger's. `Checkpoint` reads each file once and within limit
 writes a folder whole or not at all.
 """
 
-import fcntl
 import glob
 import json
-import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -21,6 +20,7 @@ from pydantic import AliasChoices, BaseModel, Field, JsonValue, ValidationError
 from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.locks import locked_folder
 from nunatak_contract.record import problems_text
 from nunatak_model import (
     Backbone,
@@ -315,33 +315,24 @@ def new_folder(target: Path) -> Generator[Path]:
     check_new(target)
     prefix = f".{target.name}{UNFINISHED}"
     for left in target.parent.glob(f"{glob.escape(prefix)}*"):
-        with suppress(OSError), _locked(left):  # a killed process holds no lock
+        with suppress(OSError), locked_folder(left, waits=False):  # a killed process holds no lock
             shutil.rmtree(left, ignore_errors=True)
     # Next to the target, so that the move at the end stays within one file system.
-    made = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    made = target.parent / f"{prefix}{secrets.token_hex(8)}"
+    made.mkdir()
+    allowed = made.stat().st_mode & 0o777
     try:
         with ExitStack() as held:
             with suppress(OSError):  # a file system may have no locks
-                held.enter_context(_locked(made))
+                held.enter_context(locked_folder(made, waits=False))
             yield made
-            for path in (made, *made.rglob("*")):
-                path.chmod(0o755 if path.is_dir() else 0o644)
+            for path in made.rglob("*"):
+                path.chmod(allowed if path.is_dir() else allowed & 0o666)
             check_new(target)  # another process may have made it meanwhile
             made.replace(target)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-
-
-@contextmanager
-def _locked(folder: Path) -> Generator[None]:
-    """Lock a folder until the end of the block or of the process; OSError if another one does."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(opened)
 
 
 def write_json(folder: Path, name: str, document: object) -> None:

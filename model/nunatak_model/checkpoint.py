@@ -75,7 +75,13 @@ def load_backbone(
         plain = load_backbone(name.removesuffix(INT8_SUFFIX), dtype=dtype, device=device)
         return quantize_backbone(plain)
     folder, name = _found(name)
-    return _load_folder(folder, name, dtype, torch.device(device))
+    try:
+        return _load_folder(folder, name, dtype, torch.device(device))
+    except CorruptBackboneError as error:
+        # A command or a server may load several.
+        raise CorruptBackboneError(
+            f"the backbone {name} is damaged: {error}; add or download it again"
+        ) from error
 
 
 def source_of(name: str) -> str:

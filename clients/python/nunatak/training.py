@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 - `import nunatak` must not import torch
 
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from nunatak_training.doubts import Doubt
     from nunatak_training.teachers import TeacherChoice
 
-_IMPORTED_BY = os.getpid()
+_IMPORTED_BY, _AFTER_TORCH = os.getpid(), "torch" in sys.modules
+_FORKED = 0x40
+"""Linux' mark of a process that was forked and has started no program since."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -259,12 +262,16 @@ def doubts(  # noqa: PLR0913 - the data in all its forms
 
 def _to_train_on(backbone: str | Path, device: str) -> "Backbone":
     loaded = loaded_backbone(backbone, device)
-    if os.getpid() != _IMPORTED_BY:
+    if os.getpid() != _IMPORTED_BY or (_AFTER_TORCH and _is_forked()):
         from nunatak_model import compute_with
 
         # The helper threads of torch stay behind at a fork: work for several would wait forever.
         compute_with(1)
     return loaded
+
+
+def _is_forked() -> bool:
+    return bool(int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[6]) & _FORKED)
 
 
 def _given(data: Any, labels: Iterable[object] | None, kind: str | None = None) -> "Data":  # noqa: ANN401 - checked by the reader
@@ -274,6 +281,13 @@ def _given(data: Any, labels: Iterable[object] | None, kind: str | None = None) 
     if isinstance(data, (str, Path, Mapping)):
         raise invalid_option(
             "labels belong to a list of texts; files and parts have a column of labels"
+        )
+    # Series of pandas, which pairs by the index.
+    is_pandas = hasattr(data, "align") and hasattr(labels, "align")
+    if is_pandas and not data.index.equals(cast("Any", labels).index):
+        raise invalid_option(
+            "texts and labels are Series with different indexes; give both one index, or "
+            "lists, whose order pairs them"
         )
     texts, named = list(in_order(data)), list(in_order(labels))
     if len(texts) != len(named):

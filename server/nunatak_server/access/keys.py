@@ -5,7 +5,6 @@ slow hash, because people do not choose keys. The key cannot be derived from the
 """
 
 import asyncio
-import fcntl
 import hashlib
 import hmac
 import logging
@@ -13,8 +12,7 @@ import os
 import secrets
 import stat
 from bisect import bisect_left, bisect_right
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -33,6 +31,7 @@ from pydantic import (
 )
 
 from nunatak_contract.errors import invalid_settings
+from nunatak_contract.locks import locked_folder
 from nunatak_contract.names import MAX_NAME_LENGTH, NAME_PATTERN, Digest
 from nunatak_contract.record import problems_text
 from nunatak_server.errors import KeyFileError
@@ -212,9 +211,10 @@ def read_keys(path: Path) -> tuple[Keys, Stamp]:
 def change_keys(path: Path, change: Callable[[Keys], Keys]) -> None:
     """Replace the keys of a file with the result of `change`; a missing file has no keys."""
     try:
-        with _locked(path.parent):
+        with locked_folder(path.parent) as folder:
             keys, _ = read_keys(path) if path.exists() else ((), None)
             _write(path, KeyFile(keys=change(keys)))
+            os.fsync(folder)
     except OSError as error:
         raise KeyFileError(path, error.strerror or "cannot be written") from None
 
@@ -257,18 +257,6 @@ def _keep_owner(path: Path, descriptor: int) -> None:
             path, f"belongs to {owner}; run the command as that user, or as root"
         ) from None
     os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
-
-
-@contextmanager
-def _locked(folder: Path) -> Generator[None]:
-    """Hold the lock of a folder, and flush renames in the folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _stamp(status: os.stat_result) -> Stamp:

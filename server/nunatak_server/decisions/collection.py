@@ -7,7 +7,6 @@ question. A row is `{"text", "probabilities", "at"}`, with the probability of ea
 
 import asyncio
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from cachetools import LRUCache
 from pydantic import BaseModel
 
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.locks import locked_folder
 from nunatak_contract.questions import Outcome, TypedQuestion
 from nunatak_server.decisions.answers import QuestionAnswer
 from nunatak_server.settings import ServerSettings
@@ -87,7 +87,7 @@ class Collection:
         """Add a row. A full file loses its oldest rows."""
         file = self._folder / f"{question.digest}{ROWS}"
         row = {"text": text, "probabilities": dict(probabilities), "at": _moment(self._clock())}
-        with self._locked():
+        with locked_folder(self._folder):
             if file.exists() and self._is_full(file):
                 self._keep(file, share=SPARE)
             if not file.exists():
@@ -105,7 +105,7 @@ class Collection:
         A file that fails keeps no other file; the last error is raised at the end.
         """
         failure: OSError | None = None
-        with self._locked():
+        with locked_folder(self._folder):
             for file in self._files(NEW):
                 file.unlink()
             for file in self._files(ROWS):
@@ -189,20 +189,11 @@ class Collection:
     @contextmanager
     def _reading(self) -> Generator[None]:
         try:
-            with self._locked():
+            with locked_folder(self._folder):
                 yield
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "a file is damaged"
             raise self._invalid(reason or "it cannot be read") from None
-
-    @contextmanager
-    def _locked(self) -> Generator[None]:
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
     def _invalid(self, problem: str) -> NunatakError:
         return NunatakError("invalid_collection", folder=self._folder, problem=problem)

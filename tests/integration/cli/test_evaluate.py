@@ -22,6 +22,10 @@ from nunatak_training.train import TrainSettings, train
 from nunatak_versions import Provenance, draft_task
 
 QUICK: dict[str, JsonValue] = {**SHORT_TRAINING, "epochs": 2}
+NAMED = {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL}
+BY_F1 = RunSettings(
+    method=TopK(num_layers=1), changes={**QUICK, "metric": "f1", "positive_label": "late"}
+)
 NUM_DEV = 24
 """More than one request holds."""
 COLUMNS = ("--text-column", "Body", "--label-column", "Queue")
@@ -43,7 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / kind).mkdir()
             write_jsonl(folder / kind / "train.jsonl", toy_rows(kind, 32, seed=1))
             write_jsonl(folder / kind / "dev.jsonl", toy_rows(kind, NUM_DEV, seed=2))
-            settings = TrainSettings(task=kind, data=folder / kind, settings=chosen)
+            settings = TrainSettings(
+                task=kind, data=folder / kind, settings=BY_F1 if kind in NAMED else chosen
+            )
             train(settings, registry=registry, backbone=backbone)
     return folder
 

@@ -12,6 +12,7 @@ from nunatak_contract.cards import (
     Compared,
     compare,
     confusion_matrix,
+    first_labels,
     saved_share,
     task_card,
     worst_mistakes,
@@ -216,3 +217,7 @@ def test_labels_in_another_order_are_other_labels() -> None:
     )
 
     assert rows["labels"].differs
+
+
+def test_a_label_with_a_comma_is_listed_as_one() -> None:
+    assert first_labels(("a, b", "c", "d"), 2) == "'a, b', c and 1 more"

@@ -1,6 +1,7 @@
 """Pushing to and pulling from folders and a hub over HTTP."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -342,6 +343,21 @@ def test_a_version_without_parameters_is_refused(pushed: Path, backbone: Backbon
 
     with raises("invalid_folder", match="parameters"):
         draft_pulled(read_hub_folder(pushed), backbone, task=None, origin="x")
+
+
+@pytest.mark.parametrize(("umask", "modes"), [(0o022, (0o755, 0o644)), (0o077, (0o700, 0o600))])
+def test_a_folder_is_as_open_as_the_umask_says(
+    umask: int, modes: tuple[int, int], tmp_path: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        with new_folder(tmp_path / "out") as made:
+            (made / "closed").touch(0o600)
+    finally:
+        os.umask(before)
+
+    found = (tmp_path / "out", tmp_path / "out" / "closed")
+    assert tuple(it.stat().st_mode & 0o777 for it in found) == modes
 
 
 def test_a_folder_that_a_killed_writer_left_goes_when_it_is_written_again(tmp_path: Path) -> None:

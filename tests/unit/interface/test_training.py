@@ -68,13 +68,20 @@ def test_texts_with_labels_train_the_same_weights_as_the_command(places: tuple[P
         assert mine.test_scores is None
 
 
-def test_a_process_forked_after_work_on_several_threads_imports_all_of_the_model() -> None:
+def test_a_process_forked_after_work_on_several_threads_imports_and_trains(
+    places: tuple[Path, Path],
+) -> None:
+    given = {
+        it: str(value) if isinstance(value, Path) else value
+        for it, value in options(places).items()
+    }
     code = (
         "import os, signal, sys, torch\n"
         "torch.set_num_threads(2)\ntorch.ones(1000, 1000) @ torch.ones(1000, 1000)\n"
         "if not (child := os.fork()):\n"
-        "    signal.alarm(30)\n"
-        "    import nunatak_server.local, nunatak_training.train\n"
+        "    signal.alarm(60)\n"
+        "    import nunatak_server.local, nunatak_training.train, nunatak\n"
+        f"    nunatak.train('f', {TEXTS}, {LABELS}, **{given | {'method': 'topk', 'layers': 1}})\n"
         "    os._exit(0)\n"
         "sys.exit(os.waitpid(child, 0)[1])"
     )
@@ -147,6 +154,14 @@ def test_texts_and_labels_that_no_order_pairs_are_refused(
 ) -> None:
     with pytest.raises(nunatak.NunatakError, match="expected a list of items"):
         trained(places, *data)
+
+
+def test_series_of_two_indexes_are_refused(places: tuple[Path, Path]) -> None:
+    texts, labels = pd.Series(TEXTS), pd.Series(LABELS)
+
+    assert trained(places, texts, labels).manifest == trained(places, TEXTS, LABELS).manifest
+    with pytest.raises(nunatak.NunatakError, match="give both one index, or lists"):
+        trained(places, texts, labels[::-1])
 
 
 @pytest.mark.parametrize("array", [np.array, torch.tensor])

@@ -106,7 +106,7 @@ def without_a_name_in_the_index(folder: Path) -> None:
         (without("model.safetensors"), UnsupportedBackboneError, r"model\.safetensors"),
         (configured(model_type="gpt2"), UnsupportedBackboneError, "gpt2"),
         (configured(intermediate_size=50), CorruptBackboneError, "must have shape"),
-        (cut_short, CorruptBackboneError, "model.safetensors"),
+        (cut_short, CorruptBackboneError, "the backbone [^ ]+ is damaged: model.safetensors"),
         (without_a_tensor, CorruptBackboneError, r"layer\.1\.output\.dense\.bias"),
         (without_a_name_in_the_index, UnsupportedBackboneError, r"has no \[3\]"),
     ],

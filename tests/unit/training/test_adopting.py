@@ -65,7 +65,7 @@ def test_a_full_fine_tune_teaches_a_task_that_shares_the_backbone(registry: Regi
     for told in (
         "| teacher | big/1 (",
         "160 texts, asked in",
-        "agreement on 40 held-out texts:",
+        "agreement (accuracy) on 40 held-out texts:",
         "of 40 labelled ones: teacher",
     ):
         assert told in card

@@ -17,6 +17,10 @@ from nunatak_training.kinds import TaskKind
 
 SHOWN: Final = 10
 """Reasons of a report, and places of a reason."""
+ADVICE: Final = (
+    "Correct or remove what cannot be used; most commands leave such rows out with "
+    "on_bad_row=skip, Python with rejected=FILE"
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +74,10 @@ class BadRows:
             codes = {error.code for _, error in self._found}
             is_of_all = len(self._found) == self._num_rows and codes == {"missing_column"}
             if len(self._found) == 1 or is_of_all:
-                raise self._found[0][1]
+                error = self._found[0][1]
+                if not is_of_all:
+                    error.args = (f"{error.problem}. {ADVICE}",)
+                raise error
             if self._found:
                 raise NunatakError("invalid_row", where=self.source, problem=self._report())
             return
@@ -99,8 +106,7 @@ class BadRows:
         more = f"; and {len(ordered) - SHOWN:,} other reasons" if len(ordered) > SHOWN else ""
         return (
             f"{len(self._found):,} of {counted(self._num_rows, 'row')} cannot be used. "
-            f"{shown}{more}. Correct or remove these rows; most commands leave them out "
-            "with on_bad_row=skip, Python with rejected=FILE"
+            f"{shown}{more}. {ADVICE}"
         )
 
 

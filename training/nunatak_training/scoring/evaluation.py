@@ -93,15 +93,21 @@ class Evaluation:
 
 
 def evaluation_of(
-    kind: TaskKind, labels: Sequence[str], examples: ExampleSet, said: Sequence[ExampleAnswer]
+    kind: TaskKind,
+    labels: Sequence[str],
+    examples: ExampleSet,
+    said: Sequence[ExampleAnswer],
+    positive: str | None = None,
 ) -> Evaluation:
     """Score the answers of a task with these labels to examples, one answer for each example.
+
+    `Metric.F1` is that of the label `positive`.
 
     Raises:
         KeyError: an example has a label that the task does not know.
         TypeError: the examples are of another kind of task.
     """
-    statistics = statistics_of(kind, labels, examples, [it.value for it in said])
+    statistics = statistics_of(kind, labels, examples, [it.value for it in said], positive)
     counts, misses = statistics.counts, np.array(statistics.misses)
     tally = () if counts is None else counts.tally(weights_of_all(statistics.num_units))
     errors = {
@@ -328,14 +334,12 @@ def compare(
     examples: ExampleSet,
     before: tuple[Evaluation, Sequence[ExampleAnswer]],
     after: tuple[Evaluation, Sequence[ExampleAnswer]],
-    *,
-    positive: str | None = None,
 ) -> ConvertedScore:
-    """Compare the answers to the same examples; `Metric.F1` is that of the label `positive`."""
+    """Compare the answers to the same examples."""
     return ConvertedScore(
         metric=metric,
-        before=_score(before[0], metric, positive),
-        after=_score(after[0], metric, positive),
+        before=before[0].scores[metric].value,
+        after=after[0].scores[metric].value,
         moved=_moved(examples, before[1], after[1]),
     )
 
@@ -368,12 +372,6 @@ def shows_nothing(examples: ExampleSet, said: Sequence[ExampleAnswer]) -> str | 
 
 def _parts(label: Label) -> Sequence[Label]:
     return [word.tag for word in label.words] if isinstance(label, TaggedWords) else [label]
-
-
-def _score(found: Evaluation, metric: Metric, positive: str | None) -> float:
-    if metric is Metric.F1:
-        return next(it.f1 for it in found.labels if it.label == positive)
-    return found.scores[metric].value
 
 
 def _moved(

@@ -378,7 +378,7 @@ def _aliases(task: "ListedTask") -> str:
     return ", ".join(found) or "-"
 
 
-PURPOSE = "Look at tasks and versions, move aliases, exchange, check, delete and clean."
+PURPOSE = "Look at a registry's tasks, move aliases (servers follow), exchange, check, clean."
 COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "list": (list_tasks, "nunatak task list"),
     "show": (show, "nunatak task show tone@prod"),

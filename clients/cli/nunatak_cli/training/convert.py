@@ -125,7 +125,6 @@ def _scored(
 def _compared(before: Scored, after: Scored, data: Path) -> "ConvertedScore":
     """Compare by the metric that chose the version in training, or else the first of its kind."""
     from nunatak_training.errors import too_few
-    from nunatak_training.kinds import Metric
     from nunatak_training.scoring.evaluation import compare, shows_nothing
 
     examples = before.examples
@@ -133,14 +132,12 @@ def _compared(before: Scored, after: Scored, data: Path) -> "ConvertedScore":
         raise too_few(str(data), problem)
     manifest, metrics = before.manifest, before.evaluation.scores
     chosen = manifest.metrics[0].name if manifest.metrics else None
-    positive = manifest.recipe and manifest.recipe.settings.get("positive_label")
-    known = [*metrics, *([Metric.F1] if positive else [])]
+    known = [*metrics]
     return compare(
         next((it for it in known if it.value == chosen), known[0]),
         examples,
         (before.evaluation, before.said),
         (after.evaluation, after.said),
-        positive=None if positive is None else str(positive),
     )
 
 

@@ -121,6 +121,7 @@ def score_version(
     read = load_test_rows(data, kind=kind, labels=labels, spelt=spelt)
     said, num_truncated = _ask(read, predictor, manifest, progress)
     examples = ExampleSet(examples=tuple(it.example for it in read))
+    positive = manifest.recipe and manifest.recipe.settings.get("positive_label")
     return Scored(
         manifest=manifest,
         read=read,
@@ -128,7 +129,9 @@ def score_version(
         said=said,
         num_truncated=num_truncated,
         trained=_is_trained_on(read, examples.digest, kind, manifest),
-        evaluation=evaluation_of(kind, labels, examples, said),
+        evaluation=evaluation_of(
+            kind, labels, examples, said, next((it for it in labels if it == positive), None)
+        ),
     )
 
 

@@ -74,6 +74,7 @@ def test_class_with_one_train_example_is_named(tmp_path: Path, label: str, hint:
         load_task_data(path)
 
     assert caught.value.fields["where"] == "all.jsonl:41"
+    assert "with on_bad_row=skip, Python with rejected=FILE" in str(caught.value)
 
 
 @pytest.mark.parametrize(

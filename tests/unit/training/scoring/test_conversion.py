@@ -160,10 +160,10 @@ def test_the_f1_of_a_label_is_compared_by_that_label() -> None:
     # All right but for label b, which is never said any more.
     after = [replace(it, value="a") for it in said]
     first, second = (
-        (evaluation_of(TaskKind.SINGLE_LABEL, NAMES, examples, it), it) for it in (said, after)
+        (evaluation_of(TaskKind.SINGLE_LABEL, NAMES, examples, it, "b"), it) for it in (said, after)
     )
 
-    found = compare(Metric.F1, examples, first, second, positive="b")
+    found = compare(Metric.F1, examples, first, second)
 
     assert (found.before, found.after) == (1.0, 0.0)
 
