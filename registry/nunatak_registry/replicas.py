@@ -56,7 +56,7 @@ class ReplicaStore(Store):
         """
         lifetime_s = LIFETIME_S if beat.lease_s is None else beat.lease_s * LIFETIME_PER_LEASE
         with self._index.noting() as change:
-            now = change.seconds(self._clock)
+            now = change.now(self._clock).timestamp()
             row = {
                 **asdict(beat),
                 "started": beat.started.isoformat(),
@@ -76,7 +76,7 @@ class ReplicaStore(Store):
     def listing(self) -> ReplicaListing:
         """Return the live replicas by id, and the present revision."""
         with self._index.reading() as snapshot:
-            now, revision = snapshot.seconds(self._clock), snapshot.generation().number
+            now, revision = snapshot.now(self._clock).timestamp(), snapshot.generation().number
             rows = snapshot.replicas(now)
         replicas = [
             ReplicaReport(
@@ -97,7 +97,7 @@ class ReplicaStore(Store):
     def behind(self, revision: int) -> list[str]:
         """Return the ids of the live replicas that have not confirmed a revision or a later one."""
         with self._index.reading() as snapshot:
-            rows = snapshot.replicas(snapshot.seconds(self._clock))
+            rows = snapshot.replicas(snapshot.now(self._clock).timestamp())
         return [row.id for row in rows if row.revision < revision]
 
     def wait(

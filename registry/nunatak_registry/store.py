@@ -410,7 +410,7 @@ class Registry(Upkeep):
             change.require_version(task, version)
             # Holds do not wait for the lock of the writers, so a hold could begin after the look.
             change.lock_version(task, version)
-            now = self._clock()
+            now = change.now(self._clock)
             targets = change.aliases(task).get(task, {})
             holders = [
                 f"alias {alias} (promote another version first)"
@@ -422,7 +422,7 @@ class Registry(Upkeep):
                 for it in change.candidates(task)
                 if it.version == version
             ]
-            replicas = change.replicas(change.seconds(self._clock))
+            replicas = change.replicas(now.timestamp())
             servers = {it.key: f"replica {it.id} at {it.address}" for it in replicas}
             holders += [
                 f"{servers.get(it, f'reader {it}')} (evict it there, or wait for it to end)"
@@ -434,13 +434,13 @@ class Registry(Upkeep):
                 raise NunatakError(
                     "version_in_use", task=task, version=version, holders=", ".join(holders)
                 )
-            change.remove_version(task, version, now)
+            change.remove_version(task, version, self._clock())
 
     def readers(self, task: str, version: int) -> tuple[str, ...]:
         """Return the names of the readers that hold a version now."""
         with self._index.reading() as snapshot:
             snapshot.require_version(task, version)
-            return snapshot.readers(task, version, self._clock())
+            return snapshot.readers(task, version, snapshot.now(self._clock))
 
     def hold(
         self, reader: str, versions: Collection[tuple[str, int]], *, seconds: float
@@ -448,12 +448,12 @@ class Registry(Upkeep):
         """Protect versions (task and number) from deletion for a while; return the held versions.
 
         A call replaces the earlier holds of this reader, so an empty collection ends all holds.
-        Versions that do not exist are skipped. The holds of a killed reader expire, by the clock of
-        the deleting process. The generation does not change.
+        Versions that do not exist are skipped. The holds of a killed reader expire: on SQLite by
+        the clock of the deleting process. The generation does not change.
         """
         check_reader_name(reader)
         with self._index.noting() as change:
-            now = self._clock()
+            now = change.now(self._clock)
             until = now + timedelta(seconds=seconds)
             return change.replace_holds(reader, versions, now=now, until=until)
 
@@ -461,7 +461,7 @@ class Registry(Upkeep):
         """Return the versions that a reader holds now. A restore of the index loses holds."""
         check_reader_name(reader)
         with self._index.reading() as snapshot:
-            return snapshot.held(reader, self._clock())
+            return snapshot.held(reader, snapshot.now(self._clock))
 
     def generation(self) -> Generation:
         """Return the generation, by one small query that also sees changes of other processes."""

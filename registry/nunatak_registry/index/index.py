@@ -23,7 +23,7 @@ from typing import Self
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from nunatak_contract.errors import NunatakError, needs_extra
@@ -380,7 +380,15 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 def _postgresql_engine(url: sa.URL) -> sa.Engine:
     chosen = {name: it for name, it in _LOST_PEER.items() if name not in url.query}
     with needs_extra("postgres"):
-        return sa.create_engine(url, pool_pre_ping=True, connect_args=chosen)
+        engine = sa.create_engine(url, pool_pre_ping=True, connect_args=chosen)
+    event.listen(engine, "handle_error", _leave_standby)
+    return engine
+
+
+def _leave_standby(context: ExceptionContext) -> None:
+    # During a failover, the name of the database can lead to a standby: later calls connect again.
+    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY_TRANSACTION:
+        context.is_disconnect = True
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -344,12 +344,12 @@ class Snapshot:
             rows = self._connection.execute(query)
             return [it for it in rows if datetime.fromisoformat(it.until) > now]
 
-    def seconds(self, clock: Callable[[], datetime]) -> float:
-        """Return the seconds since the epoch: by PostgreSQL itself, or on SQLite by `clock`."""
+    def now(self, clock: Callable[[], datetime]) -> datetime:
+        """Return the time: by PostgreSQL itself, or on SQLite by `clock`."""
         if self._connection.dialect.name != "postgresql":
-            return clock().timestamp()
-        now = sa.select(sa.extract("epoch", sa.func.clock_timestamp()))
-        return float(self._connection.execute(now).scalar_one())
+            return clock()
+        now = sa.select(sa.func.clock_timestamp())
+        return self._connection.execute(now).scalar_one().astimezone(UTC)
 
     def replicas(self, now: float) -> Sequence[sa.Row[Any]]:
         """Return the rows of `ReplicaRow` whose lifetime has not ended, by id."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from doubles.drafts import make_draft, publish_one
 from doubles.object_stores import ObjectStore
@@ -142,22 +143,32 @@ def test_other_databases_are_refused(tmp_path: Path, scheme: str) -> None:
         Registry.open(f"{scheme}://user:hush@host/database?blobs={tmp_path}")
 
 
-def test_a_standby_is_read_and_takes_no_changes(postgres: PostgresServer, tmp_path: Path) -> None:
+def test_a_standby_takes_no_changes_until_its_name_means_the_primary(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
     url = postgres.create_database()
     place = f"{url}&blobs={tmp_path}"
     with Registry.open(place) as primary:
         manifest = publish_one(primary)
     # A standby refuses changes with the code of such a session.
-    with Registry.open(f"{place}&options=-cdefault_transaction_read_only=on") as standby:
-        assert standby.resolve("intent") == manifest
-        for change in (
-            lambda: publish_one(standby, seed=1),
-            lambda: standby.promote("intent", "prod", 1),
-            lambda: standby.hold("server", [("intent", 1)], seconds=60),
-        ):
-            with pytest.raises(StoreReadOnlyError, match="name the primary") as caught:
-                change()
-            assert str(postgres.socket_folder) not in str(caught.value)
+    session = sql.SQL(
+        "ALTER ROLE CURRENT_USER IN DATABASE {} SET default_transaction_read_only = {}"
+    )
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as operator:
+        database = sql.Identifier(operator.info.dbname)
+        operator.execute(session.format(database, sql.SQL("on")))
+        with Registry.open(place) as registry:
+            assert registry.resolve("intent") == manifest
+            for change in (
+                lambda: publish_one(registry, seed=1),
+                lambda: registry.promote("intent", "prod", 1),
+                lambda: registry.hold("server", [("intent", 1)], seconds=60),
+            ):
+                with pytest.raises(StoreReadOnlyError, match="name the primary") as caught:
+                    change()
+                assert str(postgres.socket_folder) not in str(caught.value)
+            operator.execute(session.format(database, sql.SQL("off")))
+            registry.promote("intent", "prod", 1)
 
 
 def test_role_that_may_only_read_reads_all_and_changes_nothing(

@@ -116,13 +116,26 @@ def test_a_change_is_refused_while_another_writer_is_stopped_on_postgresql(
     registry.promote("intent", "prod", 1)
 
 
-def test_hold_ends_by_itself(registry: Registry, location: str) -> None:
+def test_hold_ends_by_itself(registry: Registry) -> None:
+    publish_one(registry)
+    registry.hold(READER, [("intent", 1)], seconds=0)
+
+    registry.delete("intent", 1)
+    assert registry.tasks() == []
+
+
+@pytest.mark.parametrize("location", ["postgresql"], indirect=True)
+def test_no_wrong_clock_ends_or_lengthens_a_hold_on_postgresql(
+    registry: Registry, location: str
+) -> None:
     publish_one(registry)
     registry.hold(READER, [("intent", 1)], seconds=LONG_S)
 
-    with Registry.open(location, clock=lambda: NEXT_CENTURY) as later:
-        later.delete("intent", 1)
-        assert later.tasks() == []
+    with Registry.open(location, clock=lambda: NEXT_CENTURY) as ahead:
+        ahead.hold("other", [("intent", 1)], seconds=0)
+        assert registry.readers("intent", 1) == (READER,)
+        with raises("version_in_use", match=f"is held by reader {READER} "):
+            ahead.delete("intent", 1)
 
 
 def test_new_hold_replaces_the_old_one_of_the_same_reader_alone(registry: Registry) -> None:
