@@ -4,6 +4,7 @@ Each policy has its own base URL. A user of LiteLLM can set other fields of its 
 chooses the policy.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -73,12 +74,14 @@ async def litellm(
             "tool_calls": body.tool_calls,
         }
     )
+    # LiteLLM puts masked texts back only where it has found the texts.
+    replaceable = {it for it, number in Counter(texts).items() if content.texts[it] <= number}
     if not content.texts.keys() >= {it for it in texts if it.strip()}:
         # Without a role, the texts count as texts of one author.
         content.read(list(texts))
     runtime = runtime_of(request)
     judgement, masks = await judge_call(
-        *(runtime.judge, runtime.settings, policy, content, handling), replaceable=frozenset(texts)
+        *(runtime.judge, runtime.settings, policy, content, handling), replaceable=replaceable
     )
     match judgement.action:
         case VerdictAction.BLOCK:

@@ -11,6 +11,7 @@ trained on single texts find attacks in harmless conversations whose turns are j
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -143,8 +144,8 @@ class CallContent:
     """What a call holds; `read` collects it, and replaces texts by `changes`."""
 
     changes: Mapping[str, str] = field(default_factory=dict[str, str])
-    texts: dict[str, None] = field(default_factory=dict[str, None])
-    """The texts in order, each once. Texts of white space are no content."""
+    texts: Counter[str] = field(default_factory=Counter[str])
+    """The texts in order, and how often each stands there. White space is no content."""
     sequences: dict[tuple[str, ...], None] = field(default_factory=dict[tuple[str, ...], None])
     """Texts that a model may read as one: of one list, and of one author without others between."""
     turns: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
@@ -246,7 +247,7 @@ class CallContent:
             return text
         author = self._role or (USER if self._place in CONVERSATION else self._place)
         if text.strip():
-            self.texts[text] = None
+            self.texts[text] += 1
         elif not self._said or self._said[-1].author != author:
             # White space counts for patterns that read on over it, and parts no texts of others.
             return text
@@ -382,7 +383,7 @@ async def judge_call(
     most = settings.max_call_texts
     sequences = (*content.sequences, *turns) if len(content.texts) <= most else ()
     joined = joined_texts(sequences, max_chars=settings.max_text_chars, most=most)
-    asked = tuple({**content.texts, **joined})
+    asked = tuple(dict.fromkeys((*content.texts, *joined)))
     match = partial(
         matches_in_call,
         *(published.patterns, asked, joined, sequences),

@@ -216,7 +216,10 @@ async def test_litellm_blocks_passes_and_masks(client: httpx.AsyncClient) -> Non
     blocked = await post(client, LITELLM.format("block"), litellm(TEXT))
     passed = [await post(client, LITELLM.format(it), litellm(TEXT, "")) for it in ("allow", "dry")]
     changed = await post(client, LITELLM.format("mask"), litellm("", TEXT, " "))
+    twice = [{"role": "user", "content": TEXT, "name": TEXT}]
+    kept = await post(client, LITELLM.format("mask"), litellm(TEXT, structured_messages=twice))
 
+    assert kept["action"] == "BLOCKED", "LiteLLM would mask the content and not the name"
     assert blocked == {"action": "BLOCKED", "blocked_reason": "too urgent", "texts": None}
     assert [it["action"] for it in passed] == ["NONE", "NONE"]
     assert changed["action"] == "GUARDRAIL_INTERVENED"

@@ -29,7 +29,8 @@ from nunatak_server.verdicts.patterns import TURN_S, matches_in
 LIMIT = 32_768
 TEXTS = st.lists(st.text("ab .!", min_size=1, max_size=700), min_size=2, max_size=6)
 WORDS = st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=99).map(" ".join)
-PADDING = st.sampled_from(("", ".", " ", "\n" * 600, "\u3000 . " * 200, "\u0301" * 600, "." * 600))
+ROWS = ("\n", "\u3000 . ", "\u0301", ".", "_", "\u3164 ")
+PADDING = st.sampled_from(("", ".", " ", *(row * 600 for row in ROWS)))
 PADDED = st.tuples(PADDING, WORDS, PADDING)
 SIZES = st.sampled_from((LIMIT, 1200, 40))
 
@@ -47,7 +48,7 @@ def test_each_border_stands_in_a_joined_text_that_a_server_reads_whatever_is_aro
 
     assert all(len(it) <= max_chars for it in found)
     for (_, before, _), (_, after, _) in pairwise(texts):
-        border = re.compile(rf"{before[-size:]}\W{{1,7}}{after[:size]}")
+        border = re.compile(rf"{before[-size:]}[\W_\u3164]{{1,7}}{after[:size]}")
         assert any(border.search(it) for it in found)
 
 
