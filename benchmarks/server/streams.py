@@ -17,9 +17,9 @@ from benchmarks.harness.makers import publish
 from benchmarks.harness.open_loop import percentile
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from demo.server_process import ServerProcess
-from doubles.policies import make_policy, make_rule, when
 from nunatak_client.transport import PIECE_BYTES, VerdictExchange
-from nunatak_contract.enums import OnFailure, StreamEventKind
+from nunatak_contract.enums import OnFailure, StreamEventKind, VerdictAction
+from nunatak_contract.policies import Condition, Policy, Rule
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
 
@@ -47,10 +47,14 @@ def main() -> None:
         for seed, task in enumerate(TASKS):
             publish(registry, backbone, task, seed)
         label = registry.resolve(TASKS[0]).head.labels[0]
-        rules = [make_rule(when(it, label, threshold=1.0), name=it) for it in TASKS]
-        registry.policies.put(make_policy(*rules))
-        timely = make_policy(*rules, name="timely", on_failure=OnFailure.ALLOW)
-        registry.policies.put(timely.model_copy(update={"max_delay_ms": HOLD_MS}))
+        asked = (Condition(task=it, labels=(label,), threshold=1.0) for it in TASKS)
+        block = VerdictAction.BLOCK
+        rules = tuple(Rule(name=it.task, conditions=(it,), action=block) for it in asked)
+        allow = OnFailure.ALLOW
+        registry.policies.put(Policy(name="guard", rules=rules))
+        registry.policies.put(
+            Policy(name="timely", rules=rules, on_failure=allow, max_delay_ms=HOLD_MS)
+        )
         # Known answers would make the control, which scans a text again, cheaper than it is.
         started_with = ("--no-access-log", "--answer-cache-bytes", "0")
         with ServerProcess(folder, options=started_with) as running:

@@ -1,5 +1,6 @@
 """The house stays small: ceilings that only go down."""
 
+import ast
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -99,6 +100,17 @@ def test_what_judges_the_house_grows_above_no_ceiling(folder: str) -> None:
     num_lines = house.num_lines((house.ROOT / folder).rglob("*.py"))
 
     assert 0 < num_lines <= CEILINGS_BESIDE[folder]
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "demo", "release"])
+def test_programs_of_a_checkout_import_nothing_of_the_tests(folder: str) -> None:
+    files = list((house.ROOT / folder).rglob("*.py"))
+    names = ((it, node.module) for it in files for node in house.nodes_of(it)
+             if isinstance(node, ast.ImportFrom))  # fmt: skip
+    inner = {it.stem for it in (house.ROOT / "tests").iterdir()}
+
+    assert files
+    assert [(it, name) for it, name in names if str(name).split(".", 1)[0] in inner] == []
 
 
 def test_one_warm_predict_crosses_few_files() -> None:
