@@ -173,8 +173,7 @@ REASONS: Final[Mapping[str, Reason]] = {
     "data_not_found": Reason("{where}: {problem}"),
     "unreadable_file": Reason("{where}: {problem}"),
     "missing_column": Reason(
-        "{where}: no column {column!r}; found {found}. A {kind} task needs {needed}; "
-        "text_column, label_column and pair_column name columns of other names"
+        "{where}: no column {column!r}; found {found}. A {kind} task needs {needed}; {advice}"
     ),
     "invalid_row": Reason("{where}: {problem}"),
     "unknown_label": Reason(

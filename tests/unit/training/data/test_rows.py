@@ -213,6 +213,10 @@ def test_missing_column_is_named_with_what_was_found(
 
     assert (caught.value.fields["where"], caught.value.fields["column"]) == (f"{name}:1", column)
     assert caught.value.fields["found"]
+    # The options name the columns of kinds that read texts and labels alone.
+    assert ("text_column" in str(caught.value)) == (
+        column in {"text", "label"} and "query" not in content
+    )
 
 
 @pytest.mark.parametrize("value", ["high", 1e308, -1e308, "1e16", True, False])
