@@ -13,24 +13,24 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
-    "nunatak_exchange": (3752, 14),
-    "nunatak_cli": (7075, 33),
-    "nunatak": (588, 3),
+    "nunatak_exchange": (3743, 14),
+    "nunatak_cli": (7076, 33),
+    "nunatak": (602, 3),
     "nunatak_client": (2151, 6),
     "nunatak_cluster": (622, 6),
-    "nunatak_contract": (4312, 19),
+    "nunatak_contract": (4339, 20),
     "nunatak_rows": (826, 5),
     "nunatak_loadtest": (1046, 6),
-    "nunatak_model": (9026, 44),
+    "nunatak_model": (9032, 44),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4145, 20),
-    "nunatak_server": (21161, 89),
-    "nunatak_training": (8735, 40),
+    "nunatak_registry": (4168, 20),
+    "nunatak_server": (21195, 89),
+    "nunatak_training": (8740, 40),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_854, 288
-CEILINGS_BESIDE = {"benchmarks": 8_483, "tests": 71_568}
+MAX_LINES, MAX_FILES = 63_955, 289
+CEILINGS_BESIDE = {"benchmarks": 8_487, "tests": 71_779}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
 MAX_FILES_OF_ONE_PREDICT = 45

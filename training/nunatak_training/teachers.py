@@ -140,7 +140,7 @@ def _asked_once(
     with file:
         known = dict[str, Shares]()
         for line in path.read_bytes().splitlines():
-            with suppress(ValueError):  # of a line that a kill or a power cut has damaged
+            with suppress(ValueError, TypeError):  # a kill or a power cut damages lines
                 known |= json.loads(line)
         new = [it for it, key in zip(inputs, keys, strict=True) if key not in known]
         rest = iter(teacher.ask(new))
