@@ -278,7 +278,7 @@ def _facts_of_both(manifest: TaskManifest) -> dict[str, JsonValue]:
         "own parameters": own_parameters(manifest),
         "stored bytes": stored_bytes(manifest),
         "train data": None if data is None else f"{data.name} {data.train_digest[:12]}",
-        "dev data": None if data is None else f"{data.name} {data.dev_digest[:12]}",
+        "dev data": None if data is None else data.dev_digest[:12],
     }
 
 

@@ -81,10 +81,13 @@ def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
         names = getattr(getattr(feature, "feature", feature), "names", None)
         if names is not None:
             names_of[column] = cast("list[str]", names)
-    for number, item in enumerate(dataset, start=1):
+    # A format makes tensors of numbers, and may hide columns. A transform is the caller's own text.
+    is_transformed = hasattr(dataset, "format") and dataset.format["type"] == "custom"
+    rows = dataset if is_transformed else dataset.with_format(None)
+    for number, item in enumerate(rows, start=1):
         values = dict(cast("Mapping[str, object]", item))
-        for column, names in names_of.items():
-            values[column] = _named(values[column], names)
+        for column in names_of.keys() & values:
+            values[column] = _named(values[column], names_of[column])
         yield FileRow(file=where, number=number, values=values, header=where)
 
 
@@ -149,7 +152,7 @@ def load_task_data(
     if not has_dev:
         train, chosen_dev = splits.draw_dev(train, kind, seed=seed, name=name)
         labels = taught or splits.label_names(train, kind)
-    splits.check_scored(chosen_dev, name, split="dev")
+    splits.check_scored(chosen_dev, name if dev is None else Path(dev).name, split="dev")
     if has_test:
         splits.check_scored(tested, name, split="test")
     return TaskData(

@@ -36,12 +36,14 @@ TWICE = ["text", "label", "label"]
         pl.DataFrame(ROWS).cast({"label": pl.Categorical}),
         pa.Table.from_pylist(ROWS),
         DATASET,
+        DATASET.with_format("numpy", columns=["label"]),
+        DATASET.to_iterable_dataset().with_format("numpy"),
         {"train": ROWS},
         DatasetDict(train=DATASET),  # pyrefly: ignore[bad-argument-type]
     ],
     ids=[
         *("list", "tuple", "frame", "categories", "polars", "arrow"),
-        *("dataset", "parts", "dataset-dict"),
+        *("dataset", "format", "stream", "parts", "dataset-dict"),
     ],
 )
 def test_every_form_of_rows_is_read_as_the_same_file(data: Data, tmp_path: Path) -> None:
