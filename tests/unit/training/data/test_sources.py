@@ -361,6 +361,13 @@ def test_columns_of_other_names_are_read_as_texts_and_label(tmp_path: Path) -> N
     assert {it.text_pair for it in pairs.examples} == {"?"}
 
 
+def test_a_dev_file_without_examples_is_named(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "data.jsonl", rows_of(toy_examples(20)))
+
+    with raises("too_few_examples", match=r"^other\.jsonl: there are no dev examples"):
+        load_task_data(path, dev=write_jsonl(tmp_path / "other.jsonl", []))
+
+
 def test_a_label_column_of_lists_is_a_task_of_several_labels(tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [
         {"text": "x", "tags": ["a"], "other": "y"},
