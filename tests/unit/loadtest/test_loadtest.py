@@ -17,7 +17,8 @@ from rich.console import Console
 
 from doubles.measured import MEMORY, SERVER
 from doubles.refusals import raises
-from nunatak_loadtest.process import LOCUSTFILE
+from nunatak_loadtest import process
+from nunatak_loadtest.process import LOCUSTFILE, run_locust
 from nunatak_loadtest.report import (
     LoadReport,
     MemorySample,
@@ -194,6 +195,26 @@ def test_options_that_exclude_each_other_are_refused() -> None:
     assert STEPS.changed(users=3, seconds=3).seconds == 3
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [(("ValueError: the cause", "the end"), "ValueError: the cause"), ((), "nothing")],
+)
+def test_a_run_without_a_report_says_its_last_error(
+    lines: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_server(*_: object) -> tuple[tuple[str, ...], None]:
+        return (), None
+
+    locust = tmp_path / "locust"
+    locust.write_text("\n".join(["#!/bin/sh", *(f"echo '{it}' >&2" for it in lines), "exit 3"]))
+    locust.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(locust))
+    monkeypatch.setattr(process, "tasks_of", no_server)
+
+    with raises("loadtest_failed", match=f"code 3 .* last error: {said}$"):
+        run_locust("smoke", server="http://127.0.0.1:9")
+
+
 def test_only_the_locustfile_and_its_summary_import_locust() -> None:
     modules = sorted(it.stem for it in LOCUSTFILE.parent.glob("*.py"))
     light = [it for it in modules if it not in {"locustfile", "summary"}]
@@ -326,10 +347,10 @@ def test_memory_of_a_process_is_in_its_order_of_size() -> None:
 
 
 def test_process_that_is_gone_or_unknown_has_no_memory() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        process.communicate(b"\n")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as gone:
+        gone.communicate(b"\n")
 
-    assert process_bytes(process.pid) == {}
+    assert process_bytes(gone.pid) == {}
     assert process_bytes(None) == {}
 
 
