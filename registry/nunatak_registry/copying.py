@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord
 from nunatak_registry.aliases import AliasState
-from nunatak_registry.errors import CorruptBlobError, TaskNotFoundError
+from nunatak_registry.errors import CorruptBlobError, TaskNotFoundError, blob_of
 from nunatak_registry.index.change import Change
 from nunatak_registry.index.index import Store
 from nunatak_registry.index.records import VersionRecord
@@ -31,9 +31,10 @@ class TaskState:
     aliases: Mapping[str, AliasState]
 
     @property
-    def blobs(self) -> dict[str, BlobRecord]:
-        """The blobs of the versions, by digest."""
-        return {it.sha256: it for own in self.versions.values() for it in own.parse().blobs}
+    def blobs(self) -> dict[str, tuple[BlobRecord, str]]:
+        """The blobs of the versions with the reference of one of them, by digest."""
+        owners = self.versions.values()
+        return {it.sha256: (it, own.reference) for own in owners for it in own.parse().blobs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,15 +129,15 @@ class Copies(Store):
             if plan.blobs:
                 self._check_place(snapshot, plan.blobs)
             has_reserved = snapshot.next_versions(task).get(task) == plan.next_version
-        num_bytes = sum(self._fetch(blob, source) for blob in plan.blobs.values())
+        num_bytes = sum(self._fetch(*it, source) for it in plan.blobs.values())
         if plan.versions or plan.aliases or not has_reserved:
             with self._writing() as change:
                 # Another process may have changed the task meanwhile, and `gc` may have removed a
                 # blob. Under this lock neither can.
                 plan = plan_copy(task, wanted, _state_in(change, task))
-                for blob in plan.blobs.values():
-                    if not self._blobs.exists(blob.sha256):
-                        num_bytes += self._fetch(blob, source)
+                for digest, it in plan.blobs.items():
+                    if not self._blobs.exists(digest):
+                        num_bytes += self._fetch(*it, source)
                 _add(change, task, plan)
         return TaskCopy(
             task=task,
@@ -146,12 +147,14 @@ class Copies(Store):
             num_bytes=num_bytes,
         )
 
-    def _fetch(self, blob: BlobRecord, source: "Copies") -> int:
+    def _fetch(self, blob: BlobRecord, owner: str, source: "Copies") -> int:
         """Write a blob unless it is here undamaged; return the bytes that were written."""
         try:
             self.read(blob)
         except CorruptBlobError:
-            self._blobs.put(source.read(blob))
+            with blob_of(owner):
+                data = source.read(blob)
+            self._blobs.put(data)
             return blob.size_bytes
         return 0
 

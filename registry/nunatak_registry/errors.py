@@ -1,5 +1,8 @@
 """Errors of the registry that code catches; all others are a `NunatakError` with another code."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from nunatak_contract.errors import NunatakError
 
 
@@ -39,6 +42,15 @@ class CorruptBlobError(NunatakError):
         self.digest, self.reason = digest, reason
         of = f" of {owner}" if owner else ""
         super().__init__("corrupt_blob", digest=digest, of=of, reason=reason)
+
+
+@contextmanager
+def blob_of(owner: str) -> Generator[None]:
+    """Name a version that needs the blob in the errors of the body."""
+    try:
+        yield
+    except CorruptBlobError as error:
+        raise CorruptBlobError(error.digest, error.reason, owner=owner) from None
 
 
 class StoreUnavailableError(NunatakError):

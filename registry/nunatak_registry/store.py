@@ -33,10 +33,10 @@ from nunatak_registry.blobs.tensors import read_header
 from nunatak_registry.copying import Copies
 from nunatak_registry.documents import PolicyStore, QuestionStore
 from nunatak_registry.errors import (
-    CorruptBlobError,
     InvalidArtifactError,
     InvalidManifestError,
     StoreUnavailableError,
+    blob_of,
 )
 from nunatak_registry.index.change import Change
 from nunatak_registry.index.index import Clock, Index, Store
@@ -275,10 +275,8 @@ class Registry(Upkeep):
             raise InvalidManifestError(
                 f"{manifest.reference} has no blob {role!r}; its blobs: {roles}"
             )
-        try:
+        with blob_of(manifest.reference):
             return self._blobs.get(blob.sha256, blob.size_bytes, pause=pause)
-        except CorruptBlobError as error:
-            raise CorruptBlobError(error.digest, error.reason, owner=manifest.reference) from None
 
     def tasks(self) -> list[ListedTask]:
         """Return every task, ordered by name, without the tasks of `damaged_tasks`."""

@@ -182,7 +182,7 @@ def test_a_damaged_blob_of_the_source_is_not_copied(folders: Registries, tmp_pat
     place.chmod(0o600)
     place.write_bytes(b"damaged")
 
-    with pytest.raises(CorruptBlobError):
+    with pytest.raises(CorruptBlobError, match=" of intent/2 must have"):
         target.copies.take("intent", source.copies)
 
     assert target.tasks() == []
