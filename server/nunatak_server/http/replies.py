@@ -239,7 +239,15 @@ async def lines_response(
 def _line(streamed: StreamedResult, inputs: Inputs, *, request_id: str | None) -> bytes:
     fields = result_fields(streamed.result, inputs, request_id=request_id)
     timings = _timing_fields(streamed.timings)
-    return orjson.dumps({**fields, "timings": timings}, option=orjson.OPT_APPEND_NEWLINE)
+    return line_of({**fields, "timings": timings})
+
+
+def line_of(fields: Mapping[str, Any]) -> bytes:
+    """Return JSON with one line end for all readers: some end a line at other characters too."""
+    line = orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+    for character in "\x85\u2028\u2029":
+        line = line.replace(character.encode(), b"\\u%04x" % ord(character))
+    return line
 
 
 def _timing_fields(timings: StageTimes) -> Mapping[str, Any]:

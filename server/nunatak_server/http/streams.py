@@ -14,7 +14,6 @@ from email.message import Message
 from functools import partial
 from typing import Annotated, Any, Final
 
-import orjson
 from fastapi import Header, Request, Response
 from starlette.types import Receive, Scope, Send
 
@@ -27,7 +26,7 @@ from nunatak_server.http.endpoints import PROBLEMS, ParsedBody, Routed, Router, 
 from nunatak_server.http.middleware import StrictRoute, check_encoding, media_type_of
 from nunatak_server.http.problems import problem_of
 from nunatak_server.http.protocol import STREAMED_KEY
-from nunatak_server.http.replies import LinesResponse
+from nunatak_server.http.replies import LinesResponse, line_of
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.scheduler.turns import within
 from nunatak_server.verdicts.judge import verdict_fields
@@ -119,7 +118,7 @@ async def judge_stream(
 async def _events(
     request: Request, stream: VerdictStream, media_type: str
 ) -> AsyncGenerator[bytes]:
-    write = _as_event if media_type == EVENTS_TYPE else _as_line
+    write = _as_event if media_type == EVENTS_TYPE else line_of
     request_id, admission = request_id_of(request.scope), runtime_of(request).admission
     with admission.hold_bytes(caller_of(request.scope).name) as held:
         try:
@@ -154,12 +153,8 @@ def _failure(problem: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _as_line(fields: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
-
-
 def _as_event(fields: Mapping[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (fields["event"].encode(), orjson.dumps(fields))
+    return b"event: %b\ndata: %b\n" % (fields["event"].encode(), line_of(fields))
 
 
 def _chunks(request: Request, held: HeldBytes) -> AsyncGenerator[str]:

@@ -24,7 +24,7 @@ GAUGES = ("nunatak_waiting_requests", "nunatak_running_requests", "nunatak_held_
 LINES, EVENTS = "application/x-ndjson", "text/event-stream"
 GUARD = "/v1/verdicts/guard"
 STREAM = f"{GUARD}/stream"
-TEXT = "ann met bob in oslo and then they went to see the sea . " * 12
+TEXT = "ann met bob in oslo and\u2028then \x85 they went to see the sea . " * 12
 
 
 def publish(opened: Registry, backbone: Backbone) -> None:
