@@ -98,6 +98,8 @@ async def drive_closed(
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest value that at least `percent` per cent of the values do not exceed."""
+    if not values:
+        raise ValueError("expected at least one sample, got none; measure for longer")
     ordered = sorted(values)
     return ordered[max(math.ceil(percent / 100 * len(ordered)), 1) - 1]
 

@@ -72,6 +72,8 @@ class Sheet:
         reason: str | None = None,
     ) -> Figure:
         """Append and print the median of `samples`, with their first and last decile."""
+        if not samples:
+            raise ValueError(f"{identifier}: expected a sample, got none; measure for longer")
         value = median(samples)
         low, high = deciles(samples)
         figure = Figure(

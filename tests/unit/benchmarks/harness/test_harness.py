@@ -95,6 +95,13 @@ def test_percentile_is_a_measured_value(percent: float, value: float) -> None:
     assert percentile([4, 2, 1, 3], percent) == value
 
 
+def test_no_sample_gives_no_figure(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="measure for longer"):
+        percentile([], 99)
+    with pytest.raises(ValueError, match=r"short\.load: .* measure for longer"):
+        Sheet(command="", file=tmp_path / "figures.jsonl").record("short.load", [], unit="ms")
+
+
 def test_figures_of_a_device_have_a_section_and_others_are_refused(tmp_path: Path) -> None:
     sheet = Sheet(command="c", file=tmp_path / "figures.jsonl")
     sheet.record("gpu.forward.fanout64", [1.0], unit="of")
