@@ -1,8 +1,8 @@
 """What integers cost in quality: ten sets of all kinds, trained on MiniLM and then converted.
 
 Each task has its top layers of its own. `nunatak task convert` scores the version and its form in
-8-bit integers on the same test examples. A figure is the difference in points of 100. Versions that
-the work folder holds are not trained again.
+8-bit integers on the same test examples. A figure is the difference in points of 100. A set whose
+scores the work folder holds is not trained again.
 """
 
 import json
