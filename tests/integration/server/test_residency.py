@@ -127,6 +127,8 @@ async def test_an_alias_lets_go_of_the_version_it_means_alone(
         for verb in ("unpin", "evict"):
             answer = await client.post(f"/v1/tasks/task-0@prod/{verb}")
             assert answer.json() == {"task": "task-0", "versions": [1]}
+            of_all = await client.post(f"/v1/tasks/task-0/{verb}", json={"version": 1})
+            assert (of_all.status_code, of_all.json()["code"]) == (422, "invalid_request")
             absent = await client.post(f"/v1/tasks/task-0@nope/{verb}")
             assert (absent.status_code, absent.json()["code"]) == (404, "alias_not_found")
 
