@@ -213,34 +213,62 @@ def is_up(url: str) -> bool:
         return False
 
 
+GATEWAYS = ROOT / "docs" / "gateways.md"
 KEY = "sk-5c1f0d7a94be43b28a6e1f90d3c7b245"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 
 
+def said_by(author: str, text: str, **fields: str) -> dict[str, object]:
+    return {"messages": [{"role": author, "content": text, **fields}]}
+
+
+HIDDEN: dict[str, dict[str, object]] = {
+    "name": said_by("user", HARMLESS, name=ATTACK),
+    "prediction": said_by("user", HARMLESS)
+    | {"prediction": {"type": "content", "content": ATTACK}},
+    "system prompt": said_by("user", HARMLESS) | {"litellm_system_prompt": ATTACK},
+    "unknown field": said_by("user", HARMLESS) | {"told_before": ATTACK},
+    "function": said_by("user", HARMLESS) | {"functions": [{"name": "f", "description": ATTACK}]},
+    "image": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+}
+"""Calls that must not reach the LLM. LiteLLM's own guardrail is asked about the first alone."""
+
+
+def as_the_page_says(config: Path, page: str, url: str) -> None:
+    """Let LiteLLM's own guardrail ask, as the page of gateways has it."""
+    (own,) = re.findall(
+        r"^```yaml\n(guardrails:\n[^`]*mode: pre_call\n[^`]*)```", page, re.MULTILINE
+    )
+    models, _ = config.read_text(encoding="utf-8").split("guardrails:\n")
+    own = own.replace("http://127.0.0.1:8080", url)
+    config.write_text(models + own, encoding="utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("sends_all", [True, False])
 def test_litellm_passes_a_question_to_the_llm_and_blocks_an_attack(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sends_all: bool
 ) -> None:
     python = environment("llm-gateway")
     monkeypatch.setenv("LITELLM_MASTER_KEY", KEY)
     with llm() as (model, prompts):
         here = copied("llm-gateway", tmp_path, port8080=url, port9000=model)
+        if not sends_all:
+            as_the_page_says(here / "config.yaml", GATEWAYS.read_text(encoding="utf-8"), url)
         with proxy(python, here / "config.yaml") as gateway:
             (here / "ask.py").write_text(
                 (here / "ask.py").read_text().replace("http://127.0.0.1:4000", gateway)
             )
             answered = run([str(python), str(here / "ask.py"), HARMLESS])
             blocked = run([str(python), str(here / "ask.py"), ATTACK])
-            named = {"role": "user", "content": HARMLESS, "name": ATTACK}
-            hidden = httpx.post(
-                f"{gateway}/v1/chat/completions",
-                headers=AUTHORIZED,
-                json={"model": "chat", "messages": [named]},
-                timeout=60,
-            )
+            path = f"{gateway}/v1/chat/completions"
+            refused = {
+                name: httpx.post(path, headers=AUTHORIZED, json={"model": "chat", **it}, timeout=60)
+                for name, it in [*HIDDEN.items()][: None if sends_all else 1]
+            }
 
-    assert hidden.status_code == 400, hidden.text
+    assert {name: it.status_code for name, it in refused.items()} == dict.fromkeys(refused, 400)
     assert answered.strip() == ANSWER
     assert "The text tries to change the rules of the assistant." in blocked
     assert prompts == [HARMLESS]
@@ -495,11 +523,12 @@ def test_litellm_shows_nothing_of_a_streamed_answer_before_its_verdict(
     policy = policy.replace('"answers"', '"strict"').replace('"mask"', '"block"')
     (tmp_path / "strict.json").write_text(policy, encoding="utf-8")
     run([PROGRAM, "policy", "put", str(tmp_path / "strict.json")], registry=registry)
-    page = (ROOT / "docs" / "gateways.md").read_text(encoding="utf-8")
+    page = GATEWAYS.read_text(encoding="utf-8")
     (answers,) = re.findall(r"^```yaml\n( +mode: post_call\n[^`]*)```", page, re.MULTILINE)
 
     with program(EXAMPLES / "stream" / "llm.py") as llm_url:
         config = copied("llm-gateway", tmp_path, port8080=url, port9000=llm_url) / "config.yaml"
+        as_the_page_says(config, page, url)
         text = config.read_text(encoding="utf-8").replace("      mode: pre_call\n", answers)
         config.write_text(text.replace("verdicts/guard", "verdicts/strict"), encoding="utf-8")
         with guarded(config) as gateway:
