@@ -257,6 +257,8 @@ def _json_object(line: str) -> tuple[Mapping[str, object], str | None]:
     """Return the object that a line holds, or no columns and the problem."""
     if line.count("[") + line.count("{") > MAX_DEPTH and _depth(line) > MAX_DEPTH:
         return {}, f"not a JSON object: values are nested more than {MAX_DEPTH} deep"
+    if line.lstrip().startswith("["):
+        return {}, "expected a JSON object, got an array; `jq -c '.[]'` makes lines of its objects"
     try:
         row: object = _JSON.decode(line)
     except _ProblemError as error:

@@ -4,13 +4,15 @@ The backbone is an embedding model. Tasks are no models here, because OpenAI's c
 for the answers of tasks. The model of a moderation is a policy.
 """
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
 from pydantic import Field, JsonValue
 
 from nunatak_contract.enums import ModerationCategory, PolicyMode, VerdictAction
-from nunatak_contract.requests import Message, Text
+from nunatak_contract.requests import Message, Some, Text
 from nunatak_server.compat.decisions import NAMES
 from nunatak_server.compat.translation import (
     Texts,
@@ -25,6 +27,7 @@ from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of, request_id_of
 from nunatak_server.http.endpoints import Routed, Unrouted, runtime_of
 from nunatak_server.http.replies import reply, timing_headers
+from nunatak_server.verdicts.calls import CallContent, judge_call
 from nunatak_server.verdicts.rules import TextDecision
 
 
@@ -147,14 +150,17 @@ def _card(name: str) -> dict[str, Any]:
 
 
 class ModerationsRequest(Message):
-    """Texts for a policy. Images are refused, because no task reads them."""
+    """Texts for a policy, or the parts of one input."""
 
-    input: Text | Texts
+    input: Text | Texts | Some[dict[str, JsonValue]] = Field(
+        description="parts such as `{type: text, text}` are judged as a whole; an image is refused "
+        "unless the policy lets `images` pass"
+    )
     model: str = Field(description="the name of a policy")
 
 
 class Moderation(Message):
-    """The moderation of one text, with every category of OpenAI."""
+    """The moderation of one text or of all parts, with every category of OpenAI."""
 
     flagged: bool
     categories: dict[ModerationCategory, bool]
@@ -163,7 +169,7 @@ class Moderation(Message):
 
 
 class ModerationsResponse(Message):
-    """One moderation for each text, in order."""
+    """One moderation for each text, in order, or one for all parts."""
 
     id: str
     model: str
@@ -173,33 +179,43 @@ class ModerationsResponse(Message):
 @router.ask("/v1/moderations", answer=ModerationsResponse)
 async def moderations(request: Request, handling: Routed, body: ModerationsRequest) -> Response:
     """Judge texts by the policy `model`; the categories of its rules are OpenAI's."""
-    texts = texts_of(body.input)
-    judgement = await runtime_of(request).judge.judge(
-        body.model, texts, handling=handling, stops_early=False
-    )
+    runtime, given = runtime_of(request), body.input
+    if isinstance(given, str) or isinstance(given[0], str):
+        texts = texts_of(given)
+        judgement = await runtime.judge.judge(body.model, texts, handling, stops_early=False)
+        inputs = [[it] for it in judgement.decisions]
+    else:
+        content = CallContent()
+        content.read(list[JsonValue](given))
+        judgement, _ = await judge_call(
+            *(runtime.judge, runtime.settings, body.model, content, handling),
+            replaceable=content.texts,
+            stops_early=False,
+        )
+        inputs = [judgement.decisions]
     published = judgement.published
     is_dry = published.document.mode is PolicyMode.DRY_RUN
     fields = {
         "id": f"modr-{request_id_of(request.scope)}",
         "model": published.reference,
-        "results": [_moderation(it, is_dry=is_dry) for it in judgement.decisions],
+        "results": [_moderation(it, is_dry=is_dry) for it in inputs],
     }
     return reply(fields, headers=timing_headers(judgement.timings))
 
 
-def _moderation(decision: TextDecision, *, is_dry: bool) -> dict[str, Any]:
+def _moderation(decisions: Sequence[TextDecision], *, is_dry: bool) -> dict[str, Any]:
     """Return the categories of the rules that apply; the largest score counts."""
     scores = {category.value: 0.0 for category in ModerationCategory}
     applied = dict.fromkeys(scores, False)
     types = dict[str, list[str]]((category, []) for category in scores)
-    for state in decision.states:
+    for state in chain.from_iterable(it.states for it in decisions):
         if state.rule.category is not None:
             category = state.rule.category.value
             scores[category] = max(scores[category], min(max(state.score, 0.0), 1.0))
             applied[category] |= bool(state.applies)
             types[category] = ["text"]
     return {
-        "flagged": not is_dry and decision.action is not VerdictAction.ALLOW,
+        "flagged": not is_dry and any(it.action is not VerdictAction.ALLOW for it in decisions),
         "categories": applied,
         "category_scores": scores,
         "category_applied_input_types": types,

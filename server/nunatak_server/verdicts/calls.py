@@ -370,6 +370,7 @@ async def judge_call(
     handling: Handling,
     *,
     replaceable: Collection[str],
+    stops_early: bool = True,
 ) -> tuple[Judgement, Mapping[str, str]]:
     """Judge every text of a call; return the judgement, and the masked texts by the texts.
 
@@ -390,7 +391,10 @@ async def judge_call(
         max_chars=settings.max_text_chars,
     )
     judgement = await judge.ask(
-        found, asked, left, is_call=True, match=match if published.patterns and sequences else None
+        *(found, asked, left),
+        stops_early=stops_early,
+        is_call=True,
+        match=match if published.patterns and sequences else None,
     )
     masks: Mapping[str, str] = {}
     if published.mode is PolicyMode.ENFORCE and judgement.action is not VerdictAction.BLOCK:

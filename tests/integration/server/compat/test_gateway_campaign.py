@@ -163,7 +163,7 @@ RESPONSES: dict[str, Place] = {
 }
 """Answers of language models in Portkey's calls."""
 NO_TEXTS: dict[str, Place] = {
-    "part": lambda it: [part(it)],
+    "part": lambda it: [part(it), part(HARMLESS)],
     "image": lambda _: [IMAGE],
     "pair": lambda it: {"text": HARMLESS, "text_pair": it},
     "null": lambda _: None,
@@ -282,7 +282,8 @@ def of_texts() -> Iterator[Shape]:
     for gateway, field in (("moderations", "input"), ("verdicts", "inputs")):
         for name, place in (TEXTS | NO_TEXTS).items():
             build = under(field, place)
-            yield Shape(gateway, name, build, is_read=name in TEXTS)
+            is_read = name in TEXTS or (gateway, name) == ("moderations", "part")
+            yield Shape(gateway, name, build, is_read=is_read)
     for name, place in (TEXTS | NO_TEXTS).items():
         yield Shape("nemo", name, under("input", place), is_read=name == "text")
 

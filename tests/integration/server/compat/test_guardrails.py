@@ -448,6 +448,8 @@ async def test_openai_gets_each_text_by_the_categories_of_the_rules(
     blocked = moderator.moderations.create(model="block", input=[TEXT, "hello"])
     (allowed,) = moderator.moderations.create(model="allow", input=TEXT).results
     (dry,) = moderator.moderations.create(model="dry", input=TEXT).results
+    parts: list[Any] = [{"type": "text", "text": it} for it in ("hello", TEXT)]
+    (whole,) = moderator.moderations.create(model="block", input=parts).results
 
     assert blocked.model == "block/1"
     assert [it.flagged for it in blocked.results] == [True, True]
@@ -457,6 +459,7 @@ async def test_openai_gets_each_text_by_the_categories_of_the_rules(
     assert first.category_scores.violence_graphic == 0
     assert (allowed.flagged, allowed.categories.hate) == (False, False)
     assert (dry.flagged, dry.categories.hate) == (False, True)
+    assert (whole.flagged, whole.categories.hate) == (True, True)
 
     scores = {it["label"]: it["score"] for it in await native(client, "topic", TEXT)}
     assert first.category_scores.hate == SCORE(scores["urgent"], abs=1e-5)

@@ -44,7 +44,7 @@ OPENAI: list[Row] = [
     ("/v1/embeddings", {"model": BACKBONE, "input": TEXT, "unheard": 1}, 422, WRONG),
     ("/v1/moderations", {"model": "omni", "input": TEXT}, 404, "policy_not_found"),
     ("/v1/moderations", {"input": TEXT}, 422, WRONG),
-    ("/v1/moderations", {"model": "omni", "input": IMAGE}, 422, WRONG),
+    ("/v1/moderations", {"model": "omni", "input": IMAGE[0]}, 422, WRONG),
 ]
 TEI: list[Row] = [
     ("/tei/tasks/none/predict", {"inputs": TEXT}, 404, "validation"),
