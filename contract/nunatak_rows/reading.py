@@ -255,21 +255,20 @@ class _ProblemError(ValueError):
 
 def _json_object(line: str) -> tuple[Mapping[str, object], str | None]:
     """Return the object that a line holds, or no columns and the problem."""
-    if line.count("[") + line.count("{") > MAX_DEPTH and _depth(line) > MAX_DEPTH:
-        return {}, f"not a JSON object: values are nested more than {MAX_DEPTH} deep"
     if line.lstrip().startswith("["):
         return {}, "expected a JSON object, got an array; `jq -c '.[]'` makes lines of its objects"
+    if line.count("[") + line.count("{") > MAX_DEPTH and _depth(line) > MAX_DEPTH:
+        return {}, f"not a JSON object: values are nested more than {MAX_DEPTH} deep"
     try:
         row: object = _JSON.decode(line)
-    except _ProblemError as error:
-        return {}, str(error)
-    except json.JSONDecodeError as error:
-        return {}, f"not a JSON object: {error}"
+    except (_ProblemError, json.JSONDecodeError) as error:
+        start = "" if isinstance(error, _ProblemError) else "not a JSON object: "
+        return {}, f"{start}{error}"
     except ValueError:
         return {}, "a number has more than 4,300 digits; write it as a string"
-    if not isinstance(row, dict):
-        return {}, f"expected a JSON object, got {type(row).__name__}"
-    return cast("Mapping[str, object]", row), None
+    if isinstance(row, dict):
+        return cast("Mapping[str, object]", row), None
+    return {}, f"expected a JSON object, got {type(row).__name__}"
 
 
 def _depth(line: str) -> int:

@@ -19,18 +19,18 @@ CEILINGS = {
     "nunatak_client": (2151, 6),
     "nunatak_cluster": (622, 6),
     "nunatak_contract": (4339, 20),
-    "nunatak_rows": (826, 5),
+    "nunatak_rows": (827, 5),
     "nunatak_loadtest": (1046, 6),
     "nunatak_model": (9032, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4181, 20),
-    "nunatak_server": (21205, 89),
+    "nunatak_server": (21225, 89),
     "nunatak_training": (8743, 40),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_981, 289
-CEILINGS_BESIDE = {"benchmarks": 8_491, "tests": 71_818}
+MAX_LINES, MAX_FILES = 64_002, 289
+CEILINGS_BESIDE = {"benchmarks": 8_491, "tests": 71_867}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
 MAX_FILES_OF_ONE_PREDICT = 45

@@ -6,10 +6,12 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from benchmarks.harness import open_loop
 from benchmarks.harness.open_loop import Planned, drive_closed, drive_open, percentile, plan
 from benchmarks.harness.recording import Sheet, latest, meets
 from benchmarks.harness.rounds import (
@@ -70,13 +72,27 @@ def test_samples_are_in_the_order_of_the_plan_with_their_failures() -> None:
     assert [it.error for it in samples] == ["connection_failed", None, "connection_failed"]
 
 
-def test_users_of_a_closed_loop_ask_until_the_end() -> None:
-    client = Blocking(busy_s=0.01)
+def test_users_of_a_closed_loop_ask_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        """A client that takes a second of the test's clock for an answer."""
 
-    samples = asyncio.run(drive_closed(client, lambda: (("tone",), "x"), users=2, seconds=0.1))
+        now_s = num_waiting = 0
 
-    assert 5 <= len(samples) <= 12
-    assert all(it.lag_ms < 1 or it.error is None for it in samples)
+        async def ask(self, tasks: Sequence[str], text: str) -> None:
+            assert (tuple(tasks), text) == (("tone",), "x")
+            self.num_waiting += 1
+            assert self.num_waiting <= 2
+            await asyncio.sleep(0)
+            self.now_s += 1
+            self.num_waiting -= 1
+
+    client = Slow()
+    monkeypatch.setattr(open_loop, "time", SimpleNamespace(monotonic=lambda: client.now_s))
+
+    samples = asyncio.run(drive_closed(client, lambda: (("tone",), "x"), users=2, seconds=10))
+
+    assert len(samples) in {10, 11}
+    assert max(it.started_s for it in samples) == 9
 
 
 def test_a_plan_is_a_function_of_its_seed_and_ends_in_time() -> None:
