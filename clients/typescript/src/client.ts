@@ -120,9 +120,9 @@ export class Client {
     inputs: string | readonly string[] | { messages: readonly object[] },
     options: CallOptions = {},
   ): Promise<Verdict> {
-    const path = `/v1/verdicts/${segment(policy)}`;
-    const body = inputs instanceof Object && "messages" in inputs ? { messages: inputs.messages } : { inputs };
-    return checkVerdict(await this.ask<Verdict>({ ...options, path, body }));
+    // Whole, because a call's other fields, such as `tools`, are refused and not passed unread.
+    const body = typeof inputs === "object" && inputs && "messages" in inputs ? inputs : { inputs };
+    return checkVerdict(await this.ask<Verdict>({ ...options, path: `/v1/verdicts/${segment(policy)}`, body }));
   }
 
   /**

@@ -56,8 +56,10 @@ test("a policy judges", async () => {
 
   expect(verdict).toMatchObject({ policy: "guard", by_failure: false, tasks: ["tone/1"] });
   expect(["allow", "block"]).toContain(verdict.action);
-  const { action } = await client.judge("guard", { messages: [{ role: "user", content: TEXT }] });
-  expect(action).toBe(verdict.action);
+  const call = { messages: [{ role: "user", content: TEXT }] };
+  expect((await client.judge("guard", call)).action).toBe(verdict.action);
+  const tools = { ...call, tools: [{ type: "function" }] };
+  await expect(client.judge("guard", tools)).rejects.toMatchObject({ status: 422 });
   await expect(client.judge("nothing", TEXT)).rejects.toMatchObject({ code: "policy_not_found" });
 });
 
