@@ -86,13 +86,14 @@ REASONS: Final[Mapping[str, Reason]] = {
         "of the older release first. The entry of a killed server ends after 120 s"
     ),
     "policy_not_found": Reason(
-        "no policy {policy!r} in this registry; `nunatak policy list` shows the policies there are",
+        "no policy {policy!r} in this registry; `nunatak policy list` shows the policies there "
+        "are, and `nunatak policy history` the versions of one",
         _NOT_FOUND,
     ),
     "invalid_policy": Reason("{problem}", _UNAVAILABLE),
     "question_not_found": Reason(
         "no question card {question!r} in this registry; `nunatak question list` shows the cards "
-        "there are",
+        "there are, and `nunatak question history` the versions of one",
         _NOT_FOUND,
     ),
     "invalid_question": Reason("{problem}", _UNAVAILABLE),

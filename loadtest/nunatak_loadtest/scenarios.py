@@ -103,7 +103,7 @@ SCENARIOS = (
     ),
     _minute(
         name="single",
-        title="Up to sixteen tasks, one per text of ragged length, independent arrivals",
+        title="One of up to sixteen tasks about each text, short or long, at random times",
         most_tasks=16,
         rate_per_s=40,
         words=20,
@@ -111,7 +111,7 @@ SCENARIOS = (
     ),
     _minute(
         name="fanout8",
-        title="Eight of up to sixteen tasks about every text, independent arrivals",
+        title="Eight of up to sixteen tasks about each text, at random times",
         asks=Asks.FAN_OUT,
         width=8,
         most_tasks=16,
@@ -121,7 +121,7 @@ SCENARIOS = (
     ),
     _minute(
         name="bursty",
-        title="Bursts: Gamma arrivals with a coefficient of variation of 4",
+        title="Bursts with pauses between them (Gamma, coefficient of variation 4)",
         rate_per_s=30,
         cv=4,
     ),
@@ -135,13 +135,13 @@ SCENARIOS = (
     _minute(name="zipf", title="A few tasks get most requests (Zipf 1.0)", zipf=1, rate_per_s=40),
     _minute(
         name="verdicts",
-        title="Verdicts of a policy about every text, independent arrivals",
+        title="Verdicts of policies (--task) about each text, at random times",
         asks=Asks.VERDICT,
         rate_per_s=10,
     ),
     Scenario(
         name="smoke",
-        title="A few seconds of independent arrivals: does everything work?",
+        title="A few seconds at random times: does everything work?",
         rate_per_s=20,
         steps=((8, 5.0),),
         warm_up_s=1,

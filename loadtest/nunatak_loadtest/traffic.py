@@ -102,10 +102,10 @@ def tasks_of(
             (chosen if is_served else left_out).append(name)
         left_out.sort()
     if not chosen or len(set(chosen)) != len(chosen):
-        wanted = "policies that are given" if scenario.asks is Asks.VERDICT else "tasks"
+        wanted = "policy" if scenario.asks is Asks.VERDICT else "task"
         raise invalid_settings(
-            f"scenario {scenario.name!r} asks {wanted}, at least one and each once, but "
-            f"there are: {', '.join(chosen) or 'none'}"
+            f"scenario {scenario.name!r} needs at least one {wanted}, and each once, got "
+            f"{', '.join(chosen) or 'none'}; name it by --task (`nunatak {wanted} list`)"
         )
     return tuple(chosen[: scenario.most_tasks]), tuple(left_out)
 

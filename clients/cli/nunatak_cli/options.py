@@ -95,13 +95,18 @@ JsonOption = Annotated[
 QuietOption = Annotated[
     bool, _Barless("--quiet", help="Show no progress, and nothing of steps that succeed.")
 ]
+_BACKBONES = (
+    "Backbone: the built-in 'minilm', the name of an added one (nunatak backbone list), a folder, "
+    "or a Hugging Face hub id. Absent: "
+)
+FreeBackboneOption = Annotated[
+    str | None, typer.Option("--backbone", metavar="BACKBONE", help=f"{_BACKBONES}'minilm'.")
+]
 BackboneOption = Annotated[
     str | None,
     typer.Option(
         metavar="BACKBONE",
-        help="Backbone: the built-in 'minilm', the name of an added one (nunatak backbone list), a "
-        "folder, or a Hugging Face hub id. Absent: the version's own, if there is a version and "
-        "its backbone is built in or added; else 'minilm'.",
+        help=f"{_BACKBONES}that of the version, if it is built in or added; else 'minilm'.",
     ),
 ]
 CacheOption = Annotated[

@@ -61,7 +61,7 @@ def test_what_nobody_put_is_not_found_and_not_rolled_back_to(stocked: Registry) 
             look_up("guard")
     policies.put(FIRST)
     for look_up in (policies.get, policies.rollback):
-        with raises("policy_not_found"):
+        with raises("policy_not_found", match="policy history` the versions"):
             look_up("guard", 2)
     with raises("no_previous_version", match="policy 'guard' has no earlier version"):
         policies.rollback("guard")

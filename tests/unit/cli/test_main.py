@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.testing import CliRunner
 
 from docs.configuration import BEGIN, END, with_settings
@@ -90,6 +90,17 @@ def test_the_commands_that_show_progress_are_those_that_the_page_lists() -> None
             found.add(" ".join(path))
 
     assert found == set(re.findall("`([^`]+)`", sentence))
+
+
+def test_only_commands_that_read_a_version_take_its_backbone() -> None:
+    free = {
+        " ".join(path)
+        for path in command_paths()
+        for it in command_at(path).params
+        if isinstance(it, TyperOption) and (it.help or "").endswith("Absent: 'minilm'.")
+    }
+
+    assert free == {"train", "adopt", "multitask", "doubts", "savings", "task import"}
 
 
 def test_groups_explain_themselves_with_an_example() -> None:

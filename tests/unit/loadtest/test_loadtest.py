@@ -17,6 +17,7 @@ from rich.console import Console
 
 from doubles.measured import MEMORY, SERVER
 from doubles.refusals import raises
+from nunatak_client import Client
 from nunatak_loadtest import process
 from nunatak_loadtest.process import LOCUSTFILE, run_locust
 from nunatak_loadtest.report import (
@@ -31,7 +32,7 @@ from nunatak_loadtest.report import (
     render,
 )
 from nunatak_loadtest.scenarios import FEWEST_USERS, MOST_USERS, SCENARIOS, Scenario, scenario_named
-from nunatak_loadtest.traffic import Requests, gaps, read_texts, task_weights
+from nunatak_loadtest.traffic import Requests, gaps, read_texts, task_weights, tasks_of
 
 TASKS = tuple(f"task{number}" for number in range(16))
 PLAIN = Scenario(name="x")
@@ -187,7 +188,9 @@ def test_a_short_run_warms_up_no_longer_than_it_measures() -> None:
     assert (short.seconds, short.warm_up_s) == (2, 2)
 
 
-def test_options_that_exclude_each_other_are_refused() -> None:
+def test_options_that_exclude_each_other_or_are_missing_are_refused() -> None:
+    with raises("invalid_settings", match="one policy, and each once, got none; name it by --task"):
+        tasks_of(Client("http://127.0.0.1:1"), scenario_named("verdicts"), ())
     with raises("invalid_settings", match="not both"):
         STEPS.changed(users=3, rate_per_s=5)
     with raises("invalid_settings", match="steps of scenario 'x' take 15 s"):

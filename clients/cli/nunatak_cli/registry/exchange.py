@@ -93,7 +93,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             help="Head of a model with one logit. Absent: ranking if the folder is a cross-encoder."
         ),
     ] = None,
-    backbone: options.BackboneOption = None,
+    backbone: options.FreeBackboneOption = None,
     allow_other_base: Annotated[
         bool,
         typer.Option(

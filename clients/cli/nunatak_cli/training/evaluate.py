@@ -380,7 +380,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: options.JsonOption = False,
     cache: options.CacheOption = True,
     compute: options.ComputeOptions,
-    backbone: options.BackboneOption = None,
+    backbone: options.FreeBackboneOption = None,
 ) -> None:
     """List examples whose label is likely wrong, by cross-validation; the strongest doubt first."""
     check_rows_file("--out", out, Path(data))
