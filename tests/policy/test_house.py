@@ -14,11 +14,11 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
     "nunatak_exchange": (3743, 14),
-    "nunatak_cli": (7076, 33),
+    "nunatak_cli": (7087, 33),
     "nunatak": (602, 3),
     "nunatak_client": (2151, 6),
     "nunatak_cluster": (622, 6),
-    "nunatak_contract": (4339, 20),
+    "nunatak_contract": (4340, 20),
     "nunatak_rows": (827, 5),
     "nunatak_loadtest": (1046, 6),
     "nunatak_model": (9032, 44),
@@ -29,8 +29,8 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_002, 289
-CEILINGS_BESIDE = {"benchmarks": 8_491, "tests": 71_867}
+MAX_LINES, MAX_FILES = 64_014, 289
+CEILINGS_BESIDE = {"benchmarks": 8_491, "tests": 71_884}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
 MAX_FILES_OF_ONE_PREDICT = 45
