@@ -24,12 +24,12 @@ CEILINGS = {
     "nunatak_model": (9032, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4181, 20),
-    "nunatak_server": (21225, 89),
+    "nunatak_server": (21223, 89),
     "nunatak_training": (8743, 40),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_014, 289
+MAX_LINES, MAX_FILES = 64_012, 289
 CEILINGS_BESIDE = {"benchmarks": 8_491, "tests": 71_884}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525

@@ -24,6 +24,7 @@ from nunatak_contract.requests import Input, Parameters
 from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.access.keys import Scope
 from nunatak_server.catalog.catalog import VisibleCatalog
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import PUBLIC, caller_of, needs, state_of
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
@@ -257,12 +258,16 @@ class _Arguments:
         headers = _parameters(dependant.header_params, "header")
         self._headers = [(each, each.alias.lower().encode()) for each in headers]
         self._body = [_Parameter(field, "body") for field in dependant.body_params]
+        self._reads_body = any(it.body_params for it in (dependant, *dependant.dependencies))
         fields = (*self._path, *self._query, *headers, *self._body)
         named = {self._request_name, *(it[0] for it in self._dependencies)}
         if unread := signature(call).parameters.keys() - named - {it.name for it in fields}:
             raise TypeError(f"{call.__name__} has arguments that nothing reads: {sorted(unread)}")
 
     async def read(self, request: Request, body: ParsedBody) -> dict[str, Any]:
+        if body.num_bytes and body.value != {} and not self._reads_body:
+            # An eviction that means one version would be one of all.
+            raise invalid_request("the body has no effect; this route reads path and query alone")
         # If a header occurs several times, the first counts.
         sent = dict(reversed(request.scope["headers"]))
         values, errors = await self._find(request, sent, body)

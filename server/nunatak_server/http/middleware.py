@@ -233,7 +233,6 @@ class StrictRoute(APIRoute):
             admission = state_of(scope).runtime.admission
             with admission.hold_bytes(caller_of(scope).name) as held:
                 body = await self.read(request, held=held)
-                self.check_body(body)
                 act = partial(self.act, handle) if is_act else handle
                 response = await act(request, body)
                 if isinstance(response, LinesResponse):
@@ -285,12 +284,6 @@ class StrictRoute(APIRoute):
         # A name is the caller's text, so the message does not repeat it.
         known = f"only {', '.join(sorted(accepted))}, each once" if accepted else "none"
         raise invalid_request(f"a query parameter has no effect; this route accepts {known}")
-
-    def check_body(self, body: ParsedBody) -> None:
-        """Refuse fields that would have no effect: an eviction of one version would be of all."""
-        readers = (self.dependant, *self.dependant.dependencies)
-        if body.num_bytes and body.value != {} and not any(it.body_params for it in readers):
-            raise invalid_request("the body has no effect; this route reads path and query alone")
 
     async def read(self, request: Request, *, held: HeldBytes) -> ParsedBody:
         """Read the whole body, if there is one, and parse it. Bytes are counted on arrival."""

@@ -95,7 +95,7 @@ def test_what_cannot_be_measured_is_one_line(command: str, code: str, said: str)
 def test_scenarios_are_listed_with_what_they_are() -> None:
     ran = nunatak("loadtest", "scenarios")
 
-    assert "fanout8    Eight of up to sixteen tasks about every text" in ran.stdout
+    assert "fanout8    Eight of up to sixteen tasks about each text" in ran.stdout
 
 
 def test_folder_with_an_earlier_run_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
