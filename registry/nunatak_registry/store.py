@@ -446,8 +446,8 @@ class Registry(Upkeep):
         """Protect versions (task and number) from deletion for a while; return the held versions.
 
         A call replaces the earlier holds of this reader, so an empty collection ends all holds.
-        Versions that do not exist are skipped. The holds of a killed reader expire: on SQLite by
-        the clock of the deleting process. The generation does not change.
+        Versions that do not exist are skipped. The holds of a killed reader expire by the clock of
+        PostgreSQL, or on SQLite of the deleting process. The generation does not change.
         """
         check_reader_name(reader)
         with self._index.noting() as change:
