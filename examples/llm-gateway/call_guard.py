@@ -10,7 +10,7 @@ from litellm.integrations.custom_guardrail import CustomGuardrail
 # The route of Portkey's webhook takes a call as the LLM gets it, and gives it back masked.
 POLICY = "http://127.0.0.1:8080/v1/verdicts/guard/portkey"
 KEY = os.environ.get("NUNATAK_API_KEY")
-TIMEOUT_S = 10.0
+CLIENT = httpx.AsyncClient(timeout=10, headers={"authorization": f"Bearer {KEY}"} if KEY else {})
 OWN = {
     "litellm_call_id",
     "litellm_logging_obj",
@@ -39,10 +39,8 @@ class CallGuard(CustomGuardrail):
         """
         call = {name: it for name, it in data.items() if name not in OWN}
         event = {"eventType": "beforeRequestHook", "request": {"json": call}}
-        headers = {"authorization": f"Bearer {KEY}"} if KEY else {}
         try:
-            async with httpx.AsyncClient(timeout=TIMEOUT_S, headers=headers) as client:
-                reply = await client.post(POLICY, json=event)
+            reply = await CLIENT.post(POLICY, json=event)
             told = reply.raise_for_status().json()
         except (httpx.HTTPError, TypeError, ValueError) as error:
             raise HTTPException(400, f"there is no verdict: {error}") from error

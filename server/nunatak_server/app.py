@@ -111,6 +111,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncGenerator[None]:
         async with AsyncExitStack() as stack:
+            if audit is not None:
+                stack.callback(audit.close)
             opened = registry or stack.enter_context(
                 await asyncio.to_thread(Registry.open, settings.registry)
             )

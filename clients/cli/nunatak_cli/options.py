@@ -99,10 +99,10 @@ _BACKBONES = (
     "Backbone: the built-in 'minilm', the name of an added one (nunatak backbone list), a folder, "
     "or a Hugging Face hub id. Absent: "
 )
-FreeBackboneOption = Annotated[
+BackboneOption = Annotated[
     str | None, typer.Option("--backbone", metavar="BACKBONE", help=f"{_BACKBONES}'minilm'.")
 ]
-BackboneOption = Annotated[
+VersionBackboneOption = Annotated[
     str | None,
     typer.Option(
         metavar="BACKBONE",

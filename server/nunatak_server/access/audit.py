@@ -21,6 +21,8 @@ _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBL
 
 logger = logging.getLogger(__name__)
 
+AUDIT_THREADS: Final = "nunatak-audit"
+
 
 @dataclass(frozen=True, slots=True)
 class AuditLog:
@@ -34,11 +36,15 @@ class AuditLog:
 
     path: Path
     _pool: ThreadPoolExecutor = field(
-        default_factory=partial(ThreadPoolExecutor, 1, "nunatak-audit"), init=False
+        default_factory=partial(ThreadPoolExecutor, 1, AUDIT_THREADS), init=False
     )
 
     def __post_init__(self) -> None:
         self._append(b"")
+
+    def close(self) -> None:
+        """End the thread; one that waits for the disk is not waited for."""
+        self._pool.shutdown(wait=False)
 
     @asynccontextmanager
     async def act(

@@ -22,6 +22,7 @@ from prometheus_client import disable_created_metrics
 
 from nunatak_contract.errors import invalid_settings
 from nunatak_registry import Registry
+from nunatak_server.access.audit import AUDIT_THREADS
 from nunatak_server.access.keys import check_exposure, read_keys
 from nunatak_server.app import Application, create_app
 from nunatak_server.catalog.catalog import THREADS
@@ -115,8 +116,8 @@ def find_tracing(environment: Mapping[str, str] = os.environ) -> "SpanTracing | 
 TICK_S: Final = 0.05
 LAST_CONNECTIONS_S: Final = 0.5
 """The end of the drain delay, in which no new connection is accepted."""
-WAITING: Final = (THREADS, LOAD_THREADS)
-"""Begin the names of the threads that may wait for the registry without end."""
+WAITING: Final = (THREADS, LOAD_THREADS, AUDIT_THREADS)
+"""Begin the names of the threads that may wait for the registry or a disk without end."""
 LAST_WORDS_S: Final = 2
 """Extra time after the grace time, to log the open connections before uvicorn closes them."""
 
@@ -314,7 +315,7 @@ class DrainingServer(uvicorn.Server):
                 yield
             finally:
                 logs.write_log()
-        # SIGINT ends nothing, and a thread that waits for the registry would keep the process.
+        # SIGINT ends nothing, and such a thread would keep the process.
         is_kept = any(it.name.startswith(WAITING) for it in threading.enumerate())
         if is_kept and threading.current_thread() is threading.main_thread():
             os._exit(0 if self.failure is None else START_AGAIN)

@@ -37,7 +37,7 @@ END: Final = 256
 """Characters of runs at each end of a long text that are judged with the texts next to it; of what
 patterns read there, characters that show something."""
 GAP: Final = r"\W_\u115f\u1160\u3164\uffa0"
-"""What is no part of a word; four letters of Hangul show nothing."""
+"""The characters between words, with four letters of Hangul that show nothing."""
 RUN: Final = re.compile(f"[^{GAP}]+(?:[{GAP}]{{1,3}}[^{GAP}]+){{0,255}}")
 """Words with little between them. Long white space and rows of symbols are left out of joined
 texts, because a task may read nothing there. A text read backwards has the same runs."""

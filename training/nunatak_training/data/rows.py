@@ -22,7 +22,8 @@ PROBABILITIES = "probabilities"
 SUM_TOLERANCE = 0.01
 """Of the probabilities of a text: servers round each of many."""
 TEXT_KINDS = frozenset({TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.REGRESSION})
-OPTIONS, RENAME = "text_column, label_column and pair_column", "rename its columns in the file"
+COLUMN_OPTIONS = "text_column, label_column and pair_column"
+ADVICE = "rename its columns in the file"
 
 
 def read_text(value: object, column: str, where: str) -> str:
@@ -101,8 +102,8 @@ def parse_row(
         raise invalid_option(told)
     if spelt.renamed and kind not in TEXT_KINDS:
         raise invalid_option(
-            f"a {kind} task has other columns than text and label; {RENAME}, and leave "
-            f"{OPTIONS} out"
+            f"a {kind} task has other columns than text and label; {ADVICE}, and leave "
+            f"{COLUMN_OPTIONS} out"
         )
     _check_columns(row, kind, spelt)
     usual = spelt.usual(row)
@@ -135,7 +136,7 @@ def _missing(column: str, row: FileRow, kind: TaskKind, needed: str | None = Non
         found=", ".join(map(repr, dict.fromkeys(map(row.called, [*row.values][:20])))) or "none",
         kind=kind,
         needed=needed or kind.needed,
-        advice=f"{OPTIONS} name columns of other names" if kind in TEXT_KINDS else RENAME,
+        advice=f"{COLUMN_OPTIONS} name columns of other names" if kind in TEXT_KINDS else ADVICE,
     )
 
 

@@ -19,11 +19,11 @@ from rich.text import Text
 from nunatak_cli.asking.predictors import STANDARD_INPUT, open_local, open_predictor, piped_text
 from nunatak_cli.options import (
     AskedServerOption,
-    BackboneOption,
     JsonOption,
     LabelledRows,
     QuietOption,
     RegistryOption,
+    VersionBackboneOption,
     group,
 )
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
@@ -62,7 +62,7 @@ def judge(
     *,
     server: AskedServerOption = None,
     registry: RegistryOption = None,
-    backbone: BackboneOption = None,
+    backbone: VersionBackboneOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a policy about texts; exit 0 if they may pass as they are.
@@ -117,7 +117,7 @@ def check_policy(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     rows: LabelledRows,
     registry: RegistryOption = None,
-    backbone: BackboneOption = None,
+    backbone: VersionBackboneOption = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -89,7 +89,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option("--stream", help="Print each answer as soon as it arrives; with --server."),
     ] = False,
     registry: options.RegistryOption = None,
-    backbone: options.BackboneOption = None,
+    backbone: options.VersionBackboneOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Ask one or more tasks about a text or a file of texts; exit 1 if a task fails."""

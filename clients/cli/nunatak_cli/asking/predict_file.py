@@ -116,7 +116,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     task: options.TasksOption,
     asked: CorpusOptions,
     registry: options.RegistryOption = None,
-    backbone: options.BackboneOption = None,
+    backbone: options.VersionBackboneOption = None,
     quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
 ) -> None:

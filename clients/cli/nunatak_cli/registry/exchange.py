@@ -93,7 +93,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             help="Head of a model with one logit. Absent: ranking if the folder is a cross-encoder."
         ),
     ] = None,
-    backbone: options.FreeBackboneOption = None,
+    backbone: options.BackboneOption = None,
     allow_other_base: Annotated[
         bool,
         typer.Option(
@@ -161,7 +161,7 @@ def export(
     wanted: Annotated[
         options.ExportFormat, typer.Option("--format", help="Format of the folder.")
     ] = options.ExportFormat.TRANSFORMERS,
-    backbone: options.BackboneOption = None,
+    backbone: options.VersionBackboneOption = None,
     asked: options.RegistryOptions,
 ) -> None:
     """Write a version as a folder that other programs load."""
@@ -221,7 +221,7 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     revision: options.RevisionOption = None,
-    backbone: options.BackboneOption = None,
+    backbone: options.VersionBackboneOption = None,
     promote: options.NewAliasOption = None,
     registry: options.RegistryOption = None,
     create: options.CreateOption = False,

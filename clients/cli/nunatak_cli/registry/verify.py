@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption
+from nunatak_cli.options import JsonOption, RegistryOption, VersionBackboneOption
 from nunatak_cli.output import plain_table, print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
@@ -44,7 +44,7 @@ def verify(
             "--quarantine", help="Also move damaged files to a quarantine folder; none is deleted."
         ),
     ] = False,
-    backbone: BackboneOption = None,
+    backbone: VersionBackboneOption = None,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -63,7 +63,7 @@ def verify(
 
 @dataclass(frozen=True, kw_only=True)
 class ProvingOptions:
-    backbone: BackboneOption = None
+    backbone: VersionBackboneOption = None
     unprobed: Annotated[
         bool,
         typer.Option(

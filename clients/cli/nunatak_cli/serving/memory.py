@@ -8,13 +8,7 @@ import typer
 from rich.filesize import decimal
 from rich.table import Table
 
-from nunatak_cli.options import (
-    FreeBackboneOption,
-    JsonOption,
-    ReferenceArgument,
-    ServerOption,
-    group,
-)
+from nunatak_cli.options import BackboneOption, JsonOption, ReferenceArgument, ServerOption, group
 from nunatak_cli.output import plain_table, print_outcome, print_part
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import needs_extra
@@ -122,7 +116,7 @@ FLOAT32_BYTES = 4
 
 def savings(
     *,
-    backbone: FreeBackboneOption = None,
+    backbone: BackboneOption = None,
     tasks: Annotated[int, typer.Option(metavar="T", min=1, help="Number of tasks.")],
     server: Annotated[
         str | None,

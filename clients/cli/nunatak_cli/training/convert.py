@@ -132,9 +132,8 @@ def _compared(before: Scored, after: Scored, data: Path) -> "ConvertedScore":
         raise too_few(str(data), problem)
     manifest, metrics = before.manifest, before.evaluation.scores
     chosen = manifest.metrics[0].name if manifest.metrics else None
-    known = [*metrics]
     return compare(
-        next((it for it in known if it.value == chosen), known[0]),
+        next((it for it in metrics if it.value == chosen), next(iter(metrics))),
         examples,
         (before.evaluation, before.said),
         (after.evaluation, after.said),

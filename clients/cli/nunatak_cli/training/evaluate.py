@@ -85,7 +85,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     escape_formulas: options.EscapeFormulasOption = False,
     server: options.AskedServerOption = None,
     registry: options.RegistryOption = None,
-    backbone: options.BackboneOption = None,
+    backbone: options.VersionBackboneOption = None,
     quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -380,7 +380,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: options.JsonOption = False,
     cache: options.CacheOption = True,
     compute: options.ComputeOptions,
-    backbone: options.FreeBackboneOption = None,
+    backbone: options.BackboneOption = None,
 ) -> None:
     """List examples whose label is likely wrong, by cross-validation; the strongest doubt first."""
     check_rows_file("--out", out, Path(data))

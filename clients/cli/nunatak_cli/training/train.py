@@ -115,7 +115,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     cache: options.CacheOption = True,
     resume: options.ResumeOption = True,
     compute: options.ComputeOptions,
-    backbone: options.FreeBackboneOption = None,
+    backbone: options.BackboneOption = None,
     settings: options.SetOption = None,
 ) -> None:
     """Train a task on your examples and publish it as a new version."""
@@ -291,7 +291,7 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
             help="The kind of a task, as for `train --kind`. Absent: by the first row.",
         ),
     ] = None,
-    backbone: options.FreeBackboneOption = None,
+    backbone: options.BackboneOption = None,
     quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
     settings: options.SetOption = None,

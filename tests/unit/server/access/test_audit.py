@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from doubles.refusals import raises
 from nunatak_contract.errors import NunatakError
 from nunatak_server.access.audit import AuditLog
 from nunatak_server.http.problems import code_of
+from nunatak_server.processes.serving import WAITING
 
 
 @pytest.fixture
@@ -91,3 +93,29 @@ def test_a_place_that_takes_no_lines_is_refused_at_the_start(tmp_path: Path, kin
 
     with raises("audit_log_failed", match="must name a regular file in a folder that is there"):
         AuditLog(path)
+
+
+async def test_a_disk_that_hangs_keeps_no_server(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, is_free = os.pread, threading.Event()
+
+    def read_late(descriptor: int, num_bytes: int, place: int) -> bytes:
+        is_free.wait(10)
+        return read(descriptor, num_bytes, place)
+
+    async def act() -> None:
+        async with log.act(KNOWN, code_of):
+            pass
+
+    log = AuditLog(path)
+    await act()
+    monkeypatch.setattr(os, "pread", read_late)
+    acting = asyncio.create_task(act())
+    await asyncio.sleep(0.05)
+    log.close()
+    is_known = any(it.name.startswith(WAITING) for it in threading.enumerate())
+    is_free.set()
+    await asyncio.gather(acting, return_exceptions=True)
+
+    assert is_known, "the end of a server would wait for the thread"
