@@ -292,7 +292,8 @@ class Engine:
             raise _as_failure(error) from error
 
     def _preempt(self, running: BatchPlan, preempted: _Preempted) -> bool:
-        arrived = self._inbox.take(block=False)
+        # Between two layers, most often nothing has arrived, and no lock is taken.
+        arrived = self._inbox.take(block=False) if self._inbox else None
         if not arrived:
             return False
         self._take_in(arrived)

@@ -151,9 +151,7 @@ class Amounts(dict[Key, float]):
         return 0.0
 
     def change(self, key: Key, by: float) -> None:
-        if abs(by) < ROUNDING:
-            return
-        left = self[key] + by
+        left = self.get(key, 0.0) + by
         if left < ROUNDING:
             self.pop(key, None)
         else:

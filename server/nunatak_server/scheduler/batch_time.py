@@ -100,28 +100,27 @@ class BatchTimeModel:
         """
         if not self.is_warm:
             return replace(self, is_warm=True)
-        recent = replace(
-            self,
-            largest_tokens=max(MEMORY * self.largest_tokens, asked_tokens),
-            tokens_per_s=max(
-                MEMORY * (self.tokens_per_s or 0.0), asked_tokens / seconds if seconds > 0 else 0.0
-            ),
-        )
+        largest_tokens = max(MEMORY * self.largest_tokens, asked_tokens)
+        tokens_per_s = asked_tokens / seconds if seconds > 0 else 0.0
+        tokens_per_s = max(MEMORY * (self.tokens_per_s or 0.0), tokens_per_s)
         if not work:
             # Everything was cached. Such a batch says nothing about the time of a token, and many
             # of them would bring the mean size to 0.
-            return recent
+            return replace(self, largest_tokens=largest_tokens, tokens_per_s=tokens_per_s)
         work, seconds = work / token_cost, seconds / token_cost
         counted_s = min(seconds, MAX_DELAY * _expected_s(self, work))
         sums = replace(
-            recent,
+            self,
+            largest_tokens=largest_tokens,
+            tokens_per_s=tokens_per_s,
+            num_batches=self.num_batches + 1,
             weight=MEMORY * self.weight + 1,
             x=MEMORY * self.x + work,
             y=MEMORY * self.y + counted_s,
             xx=MEMORY * self.xx + work * work,
             xy=MEMORY * self.xy + work * counted_s,
         )
-        return replace(sums, fit=_fit(sums) or self.fit, num_batches=self.num_batches + 1)
+        return replace(sums, fit=_fit(sums) or self.fit)
 
 
 def _expected_s(sums: BatchTimeModel, work: float) -> float:
