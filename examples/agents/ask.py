@@ -6,7 +6,7 @@ import sys
 
 from agents import Agent, Model, ModelResponse, RunConfig, Runner, Usage
 from agents.exceptions import AgentsException
-from guard import attack, privacy, text_of
+from guard import attack, privacy
 from openai.types.responses import ResponseOutputMessage, ResponseOutputText
 
 from nunatak_client import NunatakClientError
@@ -17,7 +17,7 @@ class Parrot(Model):
 
     async def get_response(self, *_: object, **asked: object) -> ModelResponse:
         """Answer the last message."""
-        said = text_of(asked["input"][-1:])
+        said = asked["input"][-1]["content"]
         text = ResponseOutputText(text=f"You say: {said}", type="output_text", annotations=[])
         message = ResponseOutputMessage(
             id="1", role="assistant", type="message", status="completed", content=[text]

@@ -10,9 +10,12 @@ from nunatak_contract.upstreams import MAX_REPLY_BYTES, ReplyBody, UnusableReply
 
 
 def http_client(*, headers: dict[str, str] | None = None, **options: Any) -> httpx.AsyncClient:  # noqa: ANN401 - options of httpx
-    """Return a client that keeps no cookie, follows no redirect and asks for no compression."""
+    """Return a client without cookies, redirects, compression and kept connections.
+
+    What follows a reply on a kept connection would count as the reply to the next call.
+    """
     return httpx.AsyncClient(
-        headers={"accept-encoding": "identity", **(headers or {})},
+        headers={"accept-encoding": "identity", "connection": "close", **(headers or {})},
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
         event_hooks={"response": [_without_redirect]},
         **options,

@@ -15,7 +15,7 @@ Reply = Callable[[dict[str, Any]], object]
 
 @dataclass
 class Raw:
-    """A head and a body, after which the connection ends."""
+    """A head and a body, after which the connection ends if the caller asks for it."""
 
     headers: dict[str, str]
     body: bytes = b""
@@ -52,7 +52,6 @@ class _Exchange(Exchange):
             case None:
                 self.close_connection = True
             case Raw() as raw:
-                self.close_connection = True
                 self.send_response(raw.status)
                 for name, value in raw.headers.items():
                     self.send_header(name, value)

@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
+from copy import copy
 from pathlib import Path
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import httpx
 import pytest
@@ -97,14 +98,21 @@ def test_the_proxy_of_streams_refuses_several_choices(monkeypatch: pytest.Monkey
     assert (answer.status_code, answer.json()["detail"][:19]) == (400, "n must be 1, got 2:")
 
 
-def test_the_guard_of_an_agent_reads_refusals_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "agents", MagicMock())
-    text_of = runpy.run_path(str(EXAMPLES / "agents" / "guard.py"))["text_of"]
-    refusal = {"type": "refusal", "refusal": "I cannot."}
+async def test_the_guards_of_an_agent_send_all_of_what_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "agents", agents := MagicMock())
+    agents.input_guardrail.return_value = agents.output_guardrail = copy
+    asked = AsyncMock()
+    monkeypatch.setattr("nunatak_client.AsyncClient.judge", asked)
+    guard = runpy.run_path(str(EXAMPLES / "agents" / "guard.py"))
+    noted = {"type": "output_text", "text": "a", "annotations": [{"title": "b"}]}
 
-    assert text_of([{"role": "assistant", "content": [refusal]}]) == "I cannot."
-    with pytest.raises(KeyError):
-        text_of([{"type": "input_image", "image_url": "data:"}])
+    await guard["attack"](None, None, said := [{"role": "assistant", "content": [noted]}])
+    await guard["privacy"](None, None, {"place": Path("b")})
+
+    sent = [it.kwargs["messages"] for it in asked.await_args_list]
+    assert sent == [[{"input": said}], [{"json": {"place": "b"}}]]
 
 
 @pytest.fixture(scope="module")

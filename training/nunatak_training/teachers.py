@@ -206,7 +206,8 @@ class _Upstream(Client):
             read=lambda it: it,
             content=content,
             deadline_s=DEADLINE_S,
-            headers={"accept-encoding": "identity"},
+            # What follows a reply on a kept connection would count as the reply about another text.
+            headers={"accept-encoding": "identity", "connection": "close"},
         )
         try:
             reply = self._run(call)

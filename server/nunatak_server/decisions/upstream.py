@@ -119,7 +119,6 @@ class Upstream:
         return read_reply(self._protocol, data, questions)
 
     async def _reply(self, content: bytes, caller: str, seconds: float) -> bytes:
-        """Send a call, and once more if its connection broke before the head of the reply."""
         ends_at = time.monotonic() + seconds
         try:
             async with self._calls.slot(caller):
@@ -127,11 +126,7 @@ class Upstream:
                 request = self._http.build_request(
                     "POST", self._url, content=content, headers={DEADLINE_HEADER: str(left_ms)}
                 )
-                try:
-                    reply = await self._http.send(request, stream=True)
-                except (httpx.NetworkError, httpx.RemoteProtocolError):
-                    reply = await self._http.send(request, stream=True)
-                return await whole_body(reply)
+                return await whole_body(await self._http.send(request, stream=True))
         except httpx.HTTPError as error:
             # Its message may have words of the reply.
             raise UnusableReplyError(f"the call failed ({type(error).__name__})") from None
