@@ -37,6 +37,8 @@ class Origin(StrEnum):
     ENVIRONMENT = "environment"
     FILE = "file"
     DEFAULT = "default"
+    FLEET = "of this process"
+    """What a process among several was given in place of the value of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

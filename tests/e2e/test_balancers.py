@@ -6,7 +6,8 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,9 +31,10 @@ from nunatak_server.settings import ServerSettings
 PREDICT, ALIAS = "/v1/tasks/tone/predict", "/v1/tasks/tone/aliases/prod"
 ROLLBACK = f"{ALIAS}/rollback"
 MAX_BODY_BYTES = ServerSettings.model_construct().max_body_bytes
-NUM_ASKED, MOST_ASKED = 6, 500
+NUM_ASKED, NUM_AT_ONCE, MOST_ASKED = 6, 200, 500
 STREAM_LIMIT_S = 8
 """Below the time for a whole request, after which a balancer that waits for it refuses."""
+LOOPBACK = "127.0.0.1"
 MANY, ASKED = "/v1/predict", {"inputs": "hi", "tasks": ["tone", "mood"]}
 
 Proxy = Callable[..., AbstractContextManager[httpx.Client]]
@@ -207,24 +209,40 @@ def test_a_text_is_judged_while_it_arrives(
 def test_a_prediction_goes_on_to_another_process_and_a_change_does_not(
     place: str, refusing: Refusing, tmp_path: Path, proxy: Proxy, method: str, path: str
 ) -> None:
-    def ask(client: httpx.Client, method: str, path: str, body: object) -> list[int]:
-        """Ask until the refusing process was asked too, which Envoy chooses by chance."""
-        refusing.num_asked, statuses = 0, list[int]()
+    statuses = list[int]()
+    with proxy(tmp_path / "proxy", place, refusing.place) as client, ThreadPoolExecutor(8) as many:
+        # The process that refuses at once is idle, so a balancer that looks for that prefers it.
+        asked = [many.submit(client.post, MANY, json=ASKED) for _ in range(NUM_AT_ONCE)]
+        predicted = {it.result().status_code for it in asked}
+        assert refusing.num_asked > 0
+        refusing.num_asked = 0
+        # Until the refusing process was asked too, which Envoy chooses by chance.
         while len(statuses) < NUM_ASKED or not 0 < refusing.num_asked < len(statuses):
             assert len(statuses) < MOST_ASKED
-            statuses.append(client.request(method, path, json=body).status_code)
-        return statuses
+            statuses.append(client.request(method, path, json={}).status_code)
 
-    with proxy(tmp_path / "proxy", place, refusing.place) as client:
-        predicted = ask(client, "POST", MANY, ASKED)
-        changed = ask(client, method, path, {})
-
-    assert {*predicted} == {200}
-    assert changed.count(503) == refusing.num_asked
+    assert predicted == {200}
+    assert statuses.count(503) == refusing.num_asked
 
 
-def test_a_process_that_is_gone_is_left_out(place: str, tmp_path: Path, proxy: Proxy) -> None:
-    with proxy(tmp_path / "proxy", f"127.0.0.1:{free_port()}", place) as client:
+@pytest.fixture(params=["ended", "hangs"])
+def gone(request: pytest.FixtureRequest) -> Generator[str]:
+    """The place of a process that has ended, or of one that takes no connection any more."""
+    if request.param == "ended":
+        yield f"{LOOPBACK}:{free_port()}"
+        return
+    with socket.create_server((LOOPBACK, 0), backlog=0) as silent, ExitStack() as held:
+        for _ in range(4):
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)  # noqa: FBT003 - of the standard library
+            waiting.connect_ex(silent.getsockname())
+        yield f"{LOOPBACK}:{silent.getsockname()[1]}"
+
+
+def test_a_process_that_is_gone_is_left_out(
+    place: str, gone: str, tmp_path: Path, proxy: Proxy
+) -> None:
+    with proxy(tmp_path / "proxy", gone, place) as client:
         predicted = [client.post(PREDICT, json={"inputs": "hi"}) for _ in range(NUM_ASKED)]
         rolled_back = [client.post(ROLLBACK, json={}) for _ in range(NUM_ASKED)]
 

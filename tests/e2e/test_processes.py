@@ -177,6 +177,9 @@ def test_all_processes_answer_at_one_port_and_each_is_a_replica_with_a_log(
     assert names <= listed.keys()
     assert len({listed[name] for name in names}) == NUM
     wait_until(lambda: log.read_text().count('"event": "configuration"') >= NUM)
+    shown = [it for it in log.read_text().splitlines() if '"event": "configuration"' in it]
+    ports = {f"{listed[name].rpartition(':')[2]} (of this process)" for name in names}
+    assert ports <= {json.loads(it)["port"] for it in shown}
 
 
 def test_metrics_come_from_the_own_port_of_a_process_alone(fleet: SharedPort, site: Site) -> None:

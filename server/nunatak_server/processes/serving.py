@@ -183,7 +183,10 @@ def serve_template(
                 backbones,
                 registry,
                 announce=announce,
-                origins=origins,
+                origins={
+                    name: origin if getattr(own, name) == getattr(settings, name) else Origin.FLEET
+                    for name, origin in origins.items()
+                },
                 sockets=sockets,
                 stays=stays,
             )
