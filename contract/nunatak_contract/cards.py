@@ -17,7 +17,7 @@ from nunatak_contract.enums import HeadKind, IntervalMethod, OnLong, RankingScor
 from nunatak_contract.evidence import ConfusionCell, MetricRecord, ReliabilityBin, ReliabilityRecord
 from nunatak_contract.heads import DEFAULT_THRESHOLD, HeadRecord
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.plain_text import counted, visible, visible_lines
+from nunatak_contract.plain_text import counted, percent, visible, visible_lines
 
 LONG_SHARE_TO_WARN_OF: Final = 0.01
 """If more than this share of the examples is cut, the card warns."""
@@ -149,8 +149,8 @@ def long_examples_text(manifest: TaskManifest) -> str | None:
     if share <= LONG_SHARE_TO_WARN_OF or manifest.head.kind.reads_tokens:
         return f"{told}."
     return (
-        f"{told}. Warning: that is {share:.1%} of one part, and training and scoring read only "
-        "the beginning of those examples; a larger max_length reads more of them."
+        f"{told}. Warning: that is {percent(share)} of one part, and training and scoring read "
+        "only the beginning of those examples; a larger max_length reads more of them."
     )
 
 
@@ -160,7 +160,7 @@ def facts(manifest: TaskManifest, *, max_labels: int) -> dict[str, str]:
     Facts that the manifest does not record are left out, and so are labels after `max_labels`.
     """
     head, counts, saved = manifest.head, manifest.parameter_counts, saved_share(manifest)
-    saving = "" if saved is None else f"; saves {saved:.1%} of the parameters of a full model"
+    saving = "" if saved is None else f"; saves {percent(saved)} of the parameters of a full model"
     is_sequence = head.kind is HeadKind.SEQUENCE_CLASSIFICATION
     told = {
         "head": head_text(head),

@@ -23,6 +23,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def percent(share: float, *, digits: int = 1) -> str:
+    """Return a share such as `99.9%`. Less than the whole is never rounded up to the whole."""
+    shown = share if share >= 1 else min(share, 1 - 10 ** -(digits + 2))
+    return f"{shown:.{digits}%}"
+
+
 def visible(text: str) -> str:
     """Spell out every control character, line ends included, so that the result is one line."""
     return _CONTROLS.sub(_spelt, text)

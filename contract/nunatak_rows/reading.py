@@ -84,6 +84,7 @@ def _table_rows(file: FileOfRows, columns: Collection[str] | None) -> Iterator[F
             check_header(list(schema.names), file.name)
             _check_size(stored.metadata, file)
             read = [it for it in schema.names if columns is None or it in columns]
+            names = class_names(schema, file.name)
             for batch in stored.iter_batches(batch_size=READ_ROWS):
                 found = [_values(batch.column(it), it, file) for it in read]
                 # A batch holds a text of a dictionary once, and its values hold the text each time.
@@ -91,6 +92,7 @@ def _table_rows(file: FileOfRows, columns: Collection[str] | None) -> Iterator[F
                 unpacked += max(batch.nbytes, texts)
                 if is_bomb(unpacked, size):
                     raise unreadable(file.name, BOMB)
+                found = [named(own, names.get(it)) for it, own in zip(read, found, strict=True)]
                 for index in range(batch.num_rows):
                     number += 1
                     yield FileRow(
@@ -112,6 +114,42 @@ def table_schema(file: FileOfRows) -> "Schema":
         schema = parquet.read_schema(file.path).remove_metadata()
     check_header(list(schema.names), file.name)
     return schema
+
+
+def class_names(schema: "Schema", where: str) -> dict[str, list[object]]:
+    """Return the names of class numbers by column, as `datasets` stores them next to a table."""
+    stored = (schema.metadata or {}).get(b"huggingface", b"{}").decode(errors="replace")
+    told, problem = _json_object(stored)
+    if problem is not None:
+        raise unreadable(where, f"the names of its classes cannot be read: {problem}")
+    match cast("Any", told):
+        case {"info": {"features": dict() as features}}:
+            found = {name: _names_of(it) for name, it in features.items()}
+            return {name: it for name, it in found.items() if it is not None}
+        case _:
+            return {}
+
+
+def _names_of(feature: Any) -> list[object] | None:  # noqa: ANN401 - any JSON value
+    match feature:
+        case {"_type": "ClassLabel", "names": list() as names}:
+            return names
+        case {"feature": inner} | [inner]:
+            return _names_of(inner)
+        case _:
+            return None
+
+
+def named(value: Any, names: list[object] | None) -> Any:  # noqa: ANN401 - any JSON value
+    """Return a value, or values, with names in place of class numbers."""
+    if names is None:
+        return value
+    if isinstance(value, list):
+        return [named(it, names) for it in value]
+    if not isinstance(value, int):
+        return value
+    # Unlabelled rows carry the class -1.
+    return names[value] if 0 <= value < len(names) else None
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, LogitUse, RankingScore
 from nunatak_contract.methods import Full, HeadOnly, TopK
+from nunatak_contract.plain_text import percent
 from nunatak_exchange import checks, reference
 from nunatak_exchange import transformers_layout as layout
 from nunatak_exchange.checkpoint import CONFIG, Checkpoint, Meaning
@@ -267,8 +268,8 @@ def import_transformers(
         parameters=parameters,
         max_length=reading.max_length,
         score=reading.score,
-        source=f"{class_name}, {found.describe()}; {shared:.0%} of the parameters stay shared"
-        f"{_advice(rounded)}",
+        source=f"{class_name}, {found.describe()}; {percent(shared, digits=0)} of the parameters "
+        f"stay shared{_advice(rounded)}",
     )
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_client import Client, MemoryReport, PermissionDeniedError, ServerInfo
+from nunatak_contract.plain_text import percent
 from nunatak_loadtest.scenarios import Scenario
 
 LATE, IN_TIME = "late", "in time"
@@ -207,12 +208,12 @@ def _remarks(report: LoadReport) -> Iterator[str]:
         yield f"failures: {counts}"
     limit, outcome = report.started.scenario.p99_ms, "met" if report.is_met else "missed"
     yield f"objective: 99 of 100 requests within {limit:g} ms"
-    yield f"{report.attained_share:.1%} were: {outcome}"
+    yield f"{percent(report.attained_share)} were: {outcome}"
     if report.server_ms:
         means = ", ".join(f"{name} {value:.1f}" for name, value in report.server_ms.items())
         yield f"the server's own times, means: {means}"
     if report.cache_hit_share is not None:
-        yield f"{report.cache_hit_share:.1%} of trunk states came from the server's cache"
+        yield f"{percent(report.cache_hit_share)} of trunk states came from the server's cache"
     if report.started.repeats_texts:
         yield "the texts repeat, and the cache of the server knows those"
     if report.started.left_out:
@@ -236,7 +237,7 @@ def _memory_tables(report: LoadReport) -> Iterator[Table | Text]:
         table.add_row(f"... and {len(memory.tasks) - MOST_TASKS} more", decimal(rest))
     table.add_row("all of this, shared", decimal(memory.shared_bytes))
     table.add_row("one full model per task instead", decimal(memory.dedicated_bytes))
-    table.add_row("saved", f"{memory.saved_share:.1%}")
+    table.add_row("saved", percent(memory.saved_share))
     for name in ("pss_bytes", "rss_bytes"):
         found = (getattr(it, name) for it in report.memory)
         seen = max((it for it in found if it is not None), default=None)

@@ -4,7 +4,7 @@
 export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
-    if (name === "part") made.style.setProperty("--part", percent(value));
+    if (name === "part") made.style.setProperty("--part", width(value));
     else if (name === "data") Object.assign(made.dataset, value);
     else if (name === "className" || name in made) made[name] = value;
     else made.setAttribute(name, value);
@@ -23,8 +23,14 @@ export function show(id, text) {
   if (place.textContent !== text) place.textContent = text;
 }
 
+/** A share in per cent. Less than the whole is never rounded up to the whole. */
+export function percent(share, digits = 0) {
+  const most = share < 1 ? 100 - 10 ** -digits : Infinity;
+  return `${Math.min(100 * share, most).toFixed(digits)} %`;
+}
+
 /** A share between 0 and 1 as a CSS length. */
-function percent(share) {
+function width(share) {
   return `${Math.min(100, Math.max(0, 100 * share)).toFixed(2)}%`;
 }
 

@@ -1,6 +1,6 @@
 // What the server holds and how fast it is: drawn from plain values.
 
-import { byId, bytes, element, milliseconds, show } from "/page/dom.js";
+import { byId, bytes, element, milliseconds, percent, show } from "/page/dom.js";
 import { gained, quantile } from "/page/metrics.js";
 
 const COMPUTE = "nunatak_compute_seconds";
@@ -22,13 +22,13 @@ export function drawSummary(info, tasks) {
 }
 
 export function drawSavings(memory) {
-  const saved = memory.tasks.length ? `${Math.round(100 * memory.saved_share)} %` : "–";
+  const saved = memory.tasks.length ? percent(memory.saved_share) : "–";
   show("saved", saved);
   const against = `${bytes(memory.shared_bytes)}, not ${bytes(memory.dedicated_bytes)}`;
   show("saved-note", memory.tasks.length ? against : "no task in memory yet");
   show("resident-note", `${bytes(memory.tiers.device.bytes)} of ${bytes(memory.tiers.device.budget_bytes)}`);
   const { hits, misses, saved_tokens: tokens } = memory.trunk_cache;
-  show("cache", hits + misses ? `${Math.round((100 * hits) / (hits + misses))} %` : "–");
+  show("cache", hits + misses ? percent(hits / (hits + misses)) : "–");
   show("cache-note", `${tokens.toLocaleString("en")} tokens not computed`);
 }
 

@@ -1,6 +1,6 @@
 // One task: its scores, mistakes, labels, versions, history and card.
 
-import { byId, bytes, element } from "/page/dom.js";
+import { byId, bytes, element, percent } from "/page/dom.js";
 import { kindText, tag } from "/page/listing.js";
 import { getJson, reasonOf } from "/page/server.js";
 
@@ -206,7 +206,7 @@ function factsOf(manifest) {
 function savedOf({ num_parameters: whole }, own) {
   if (!whole) return [];
   const share = 1 - (own.branch + own.head) / (whole + own.head);
-  return [["saved against a model of its own", `${(100 * share).toFixed(1)} % of the parameters`]];
+  return [["saved against a model of its own", `${percent(share, 1)} of the parameters`]];
 }
 
 function dataOf({ data }) {

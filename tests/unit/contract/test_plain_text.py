@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.hostile_texts import HOSTILE, MARKUP, is_obeyed, obeyed
-from nunatak_contract.plain_text import counted, visible, visible_json, visible_lines
+from nunatak_contract.plain_text import counted, percent, visible, visible_json, visible_lines
 
 READABLE = "Füße 12\N{NO-BREAK SPACE}€, שלום, 東京\N{IDEOGRAPHIC SPACE}都, 👩\u200d💻, न\u200cक"
 
@@ -21,6 +21,13 @@ def test_exactly_what_a_terminal_obeys_is_spelt_out() -> None:
 
 def test_only_one_thing_has_a_noun_without_s() -> None:
     assert [counted(it, "row") for it in (0, 1, 2_000)] == ["0 rows", "1 row", "2,000 rows"]
+
+
+def test_only_the_whole_is_100_percent() -> None:
+    shares = (-0.5, 0.57, 0.9994, 0.99998, 1.0, 1.02)
+
+    assert list(map(percent, shares)) == ["-50.0%", "57.0%", "99.9%", "99.9%", "100.0%", "102.0%"]
+    assert percent(0.996, digits=0) == "99%"
 
 
 def test_controls_are_spelt_as_python_spells_them() -> None:

@@ -10,6 +10,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from datasets import Dataset
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
@@ -82,6 +83,9 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
     "arrow-large.parquet": arrow_text(pa.large_string()),
     "arrow-view.parquet": arrow_text(pa.string_view()),
     "arrow-dictionary.parquet": arrow_text(pa.dictionary(pa.int8(), pa.string())),
+    "datasets.parquet": lambda it: (
+        Dataset.from_pandas(PANDAS).class_encode_column("label").to_parquet(it)
+    ),
     "excel.csv": by_excel,
     "excel-sep.csv": lambda it: by_excel(it, prefix="sep=;\r\n"),
     "spark.jsonl": by_spark,
@@ -125,6 +129,10 @@ REFUSED: dict[str, tuple[bytes | pa.Table, str]] = {
     ),
     "nested-twice.jsonl": ((BAD % '{"a": 1, "a": 2}').encode(), "the column name 'a' occurs twice"),
     "deep.jsonl": ((BAD % ("[" * 600 + "]" * 600)).encode(), "nested more than 500 deep"),
+    "names.parquet": (
+        ARROW.replace_schema_metadata({"huggingface": "{"}),
+        "names.parquet: the names of its classes cannot be read: not a JSON object",
+    ),
     "twice.parquet": (TWICE, "twice.parquet: the column name 'label' occurs twice"),
     "infinity.jsonl": ((BAD % "-Infinity").encode(), "infinity.jsonl:1: -Infinity is no number"),
     "huge.jsonl": ((BAD % "1e999").encode(), "huge.jsonl:1: 1e999 is no number of JSON"),

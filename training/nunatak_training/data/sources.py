@@ -18,7 +18,7 @@ import numpy as np
 
 from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_model import TextInput
-from nunatak_rows import FileRow, RowFormat, read_rows
+from nunatak_rows import FileRow, RowFormat, class_names, named, read_rows
 from nunatak_rows.files import (
     DEV_NAMES,
     HUB_PREFIX,
@@ -76,26 +76,14 @@ def load_from_hub(name: str, config: str | None) -> "Mapping[str, Dataset]":
 
 def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
     """Class numbers become the data set's class names."""
-    names_of = dict[str, list[str]]()
-    for column, feature in dataset.features.items():
-        names = getattr(getattr(feature, "feature", feature), "names", None)
-        if names is not None:
-            names_of[column] = cast("list[str]", names)
+    names = class_names(dataset.features.arrow_schema, where)
     # A format makes tensors of numbers, and may hide columns. A transform is the caller's own text.
     is_transformed = hasattr(dataset, "format") and dataset.format["type"] == "custom"
     rows = dataset if is_transformed else dataset.with_format(None)
     for number, item in enumerate(rows, start=1):
-        values = dict(cast("Mapping[str, object]", item))
-        for column in names_of.keys() & values:
-            values[column] = _named(values[column], names_of[column])
+        values = cast("Mapping[str, object]", item)
+        values = {column: named(it, names.get(column)) for column, it in values.items()}
         yield FileRow(file=where, number=number, values=values, header=where)
-
-
-def _named(value: object, names: list[str]) -> object:
-    if isinstance(value, list):
-        return [_named(each, names) for each in cast("list[object]", value)]
-    # Unlabelled rows carry the class -1.
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
 _Rows = Iterator[FileRow] | None
@@ -356,7 +344,9 @@ def _rows_of_table(table: Any, part: str) -> Rows:  # noqa: ANN401 - the types o
 
         read = arrow_table(table)
         check_header(read.column_names, part)
-        return read.to_pylist()
+        names = class_names(read.schema, part)
+        rows = cast("list[dict[str, object]]", read.to_pylist())
+        return [{it: named(value, names.get(it)) for it, value in row.items()} for row in rows]
     return table
 
 

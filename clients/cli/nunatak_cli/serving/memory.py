@@ -12,7 +12,7 @@ from nunatak_cli.options import BackboneOption, JsonOption, ReferenceArgument, S
 from nunatak_cli.output import plain_table, print_outcome, print_part
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import needs_extra
-from nunatak_contract.plain_text import counted
+from nunatak_contract.plain_text import counted, percent
 
 if TYPE_CHECKING:
     from nunatak_client import Client, MemoryReport
@@ -82,9 +82,9 @@ def saved_line(report: "MemoryReport") -> str:
     return (
         f"the server holds {counted(len(report.tasks), 'task version')}: "
         f"{decimal(report.shared_bytes)} of parameters in place of "
-        f"{decimal(report.dedicated_bytes)}, {abs(report.saved_share):.1%} "
+        f"{decimal(report.dedicated_bytes)}, {percent(abs(report.saved_share))} "
         f"{'more' if report.saved_share < 0 else 'saved'} "
-        f"(formula {report.saved_share_formula:.1%})"
+        f"(formula {percent(report.saved_share_formula)})"
         + ("" if pss is None else f"; the whole process has {decimal(pss)} (PSS)")
     )
 
@@ -174,5 +174,5 @@ def _table(found: dict[str, Any]) -> Table:
     for row in found["by_own_layers"]:
         numbers = (row["task_bytes"], row["shared_bytes"], found["dedicated_bytes"])
         shown = (f"{number / 1e6:,.1f}" for number in numbers)
-        table.add_row(str(row["own_layers"]), *shown, f"{row['saved_share']:.1%}")
+        table.add_row(str(row["own_layers"]), *shown, percent(row["saved_share"]))
     return table

@@ -33,6 +33,7 @@ from nunatak_cli.registry.show import SHOWN_LABELS, score_of
 from nunatak_contract.cards import facts
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import MetricRecord
+from nunatak_contract.plain_text import percent
 from nunatak_contract.progress import Progress
 from nunatak_model import Backbone, maths_of
 from nunatak_registry import Registry
@@ -129,7 +130,7 @@ def _score_text(score: MetricRecord) -> str:
 
 def _choice_text(choice: LayerChoice) -> str:
     runs = ", ".join(
-        f"{run.layers}: {run.score:.4f} ({run.score / choice.full_score:.1%})"
+        f"{run.layers}: {run.score:.4f} ({percent(run.score / choice.full_score)})"
         for run in choice.runs
     )
     told = f"{choice.layers}; tried {runs}; full: {choice.full_score:.4f}"

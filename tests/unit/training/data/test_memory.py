@@ -35,6 +35,7 @@ TWICE = ["text", "label", "label"]
         pd.DataFrame(ROWS, index=[9] * len(ROWS)).astype({"label": "category"}),
         pl.DataFrame(ROWS).cast({"label": pl.Categorical}),
         pa.Table.from_pylist(ROWS),
+        DATASET.data.table,
         DATASET,
         DATASET.with_format("numpy", columns=["label"]),
         DATASET.to_iterable_dataset().with_format("numpy"),
@@ -42,7 +43,7 @@ TWICE = ["text", "label", "label"]
         DatasetDict(train=DATASET),  # pyrefly: ignore[bad-argument-type]
     ],
     ids=[
-        *("list", "tuple", "frame", "categories", "polars", "arrow"),
+        *("list", "tuple", "frame", "categories", "polars", "arrow", "arrow-classes"),
         *("dataset", "format", "stream", "parts", "dataset-dict"),
     ],
 )
