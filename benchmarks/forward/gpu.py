@@ -89,8 +89,7 @@ class Setting:
 
 
 def main() -> None:
-    parser = figures_parser(__doc__, rounds=15)
-    parser.add_argument("parts", nargs="*", default=list(MEASURES), metavar="|".join(MEASURES))
+    parser = figures_parser(__doc__, rounds=15, parts=MEASURES)
     parser.add_argument("--dry", action="store_true", help="try everything out on the CPU")
     options, sheet = open_sheet(parser)
     device = torch.device("cpu" if options.dry else "cuda")

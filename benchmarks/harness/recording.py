@@ -11,7 +11,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -107,19 +107,39 @@ class Sheet:
 
 
 def figures_parser(
-    description: str | None, *, rounds: int | None = None
+    description: str | None, *, rounds: int | None = None, parts: Iterable[str] = ()
 ) -> argparse.ArgumentParser:
     """Return a parser of the shared options; a benchmark adds its own before `open_sheet`.
 
     `rounds` is the default of the option `--rounds`. None leaves the option out, for benchmarks
-    that do not measure in rounds.
+    that do not measure in rounds. `parts` may be named as arguments; all of them are the default.
     """
-    parser = argparse.ArgumentParser(description=description)
+    parser, known = argparse.ArgumentParser(description=description), list(parts)
     if rounds is not None:
-        parser.add_argument("--rounds", type=int, default=rounds)
+        parser.add_argument("--rounds", type=positive, default=rounds)
+    if known:
+        names = "|".join(known)
+        # With `choices`, argparse would refuse the default, which is a list.
+        parser.add_argument("parts", nargs="*", type=one_of(known), default=known, metavar=names)
     parser.add_argument("--figures", type=Path, default=FIGURES, help="file to append figures to")
     parser.add_argument("--reason", help="why goals are missed, if some are")
     return parser
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text!r}")
+    return int(text)
+
+
+def one_of(known: Sequence[str]) -> Callable[[str], str]:
+    def checked(text: str) -> str:
+        if text not in known:
+            told = f"expected one of {', '.join(known)}, got {text!r}"
+            raise argparse.ArgumentTypeError(told)
+        return text
+
+    return checked
 
 
 def open_sheet(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Sheet]:

@@ -14,5 +14,7 @@ def read_part(folder: Path, part: str) -> list[Row]:
     file = folder / f"{part}.jsonl.gz"
     if part == "test" and not file.exists():
         file = folder / "dev.jsonl.gz"
+    if not file.exists():
+        raise SystemExit(f"{file}: no such file; docs/training.md has the layout of a set's folder")
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]

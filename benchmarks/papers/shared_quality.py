@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet, positive
 from benchmarks.papers.adopt import Named, read, run
 from nunatak_contract.enums import LinearMap
 from nunatak_model import load_backbone
@@ -61,14 +61,13 @@ class Run(BaseModel):
 
 def main() -> None:
     """Train what is missing; then record the figures, if all sets are named."""
-    parser = figures_parser(__doc__)
-    parser.add_argument("sets", nargs="*", default=list(SETS), help="sets to train")
+    parser = figures_parser(__doc__, parts=SETS)
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--rows", type=int, default=1000, help="most train examples of a set")
     parser.add_argument("--dev", type=int, default=300, help="most dev examples of a set")
     parser.add_argument("--test", type=int, default=1500, help="most test examples of a set")
     parser.add_argument("--epochs", type=int, default=4, help="epochs of every run")
-    parser.add_argument("--seeds", type=int, default=1, help="number of seeds of every run")
+    parser.add_argument("--seeds", type=positive, default=1, help="number of seeds of every run")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of finished runs")
     options, sheet = open_sheet(parser)
     sizes = (options.rows, options.dev, options.test, options.epochs)
@@ -79,9 +78,9 @@ def main() -> None:
             runs_of(options.data / name, sizes, seed=seed, results=results)
             for seed in range(options.seeds)
         ]
-        for name in options.sets
+        for name in options.parts
     }
-    if set(options.sets) == set(SETS):
+    if set(options.parts) == set(SETS):
         record(found, sheet)
 
 

@@ -129,12 +129,12 @@ INT8_GOALS = (
 
 
 def main() -> None:
-    parser = figures_parser(__doc__, rounds=2)
-    parser.add_argument("shapes", nargs="*", default=["modernbert", "minilm"], metavar="SHAPE")
+    parser = figures_parser(__doc__, rounds=2, parts=SHAPES)
+    parser.set_defaults(parts=["modernbert", "minilm"])
     options, sheet = open_sheet(parser)
     torch.set_num_threads(1)
     desk = Desk()
-    for name in options.shapes:
+    for name in options.parts:
         shape = SHAPES[name]
         deployments = deploy(desk, shape)
         tasks = deployments[System.NUNATAK].tasks

@@ -78,8 +78,7 @@ EXTENTS = {
 
 
 def main() -> None:
-    parser = figures_parser(__doc__, rounds=1)
-    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
+    parser = figures_parser(__doc__, rounds=1, parts=PARTS)
     parser.add_argument("--extent", choices=EXTENTS, default="full")
     parser.add_argument("--cores", default="0", help="of the systems, such as 0,1; `any`: no pin")
     parser.add_argument("--work", type=Path, default=WORK)

@@ -228,7 +228,8 @@ def _process(
                 _wait_until_it_listens(process, address)
                 yield process, address
                 return
-        raise StartError(f"{command[1]} ended with code {process.wait()} before it was ready")
+        ended = f"{command[1]} ended with code {process.wait()} before it was ready"
+        raise StartError(f"{ended}; its last words are in {deployment.log}")
 
 
 def _wait_until_it_listens(process: subprocess.Popen[str], address: str) -> None:
@@ -273,7 +274,10 @@ def interpreter_of(system: System) -> Path:
 
 def cores_of(text: str) -> Cores:
     """Read an option such as `0,1` or `any`."""
-    return None if text == "any" else tuple(map(int, text.split(",")))
+    numbers = text.split(",")
+    if text != "any" and not all(it.isdecimal() for it in numbers):
+        raise SystemExit(f"--cores: expected numbers such as 0,1, or `any`, got {text!r}")
+    return None if text == "any" else tuple(map(int, numbers))
 
 
 def pinned(command: Sequence[str], cores: Cores) -> list[str]:

@@ -127,8 +127,7 @@ SEEDS = itertools.count(1)
 
 
 def main() -> None:
-    parser = figures_parser(__doc__, rounds=4)
-    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
+    parser = figures_parser(__doc__, rounds=4, parts=PARTS)
     parser.add_argument("--seconds", type=float, default=15, help="of each part of a round")
     parser.add_argument("--cores", default="0", help="of the server, such as 0,1; `any`: no pin")
     options, sheet = open_sheet(parser)

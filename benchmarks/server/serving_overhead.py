@@ -83,16 +83,18 @@ def clocked(*kind: str, **settings: object) -> Generator[ClockedServer]:
         env=os.environ | environment,
     ) as process:
         try:
-            yield ClockedServer(process=process, address=next(iter(process.stdout or ())).strip())
+            address = next(iter(process.stdout or ()), "").strip()
+            if not address:
+                raise SystemExit("the server ended before it listened; `nunatak serve` tells why")
+            yield ClockedServer(process=process, address=address)
         finally:
             process.kill()
 
 
 def main() -> None:
-    parser = figures_parser(__doc__, rounds=9)
+    parser = figures_parser(__doc__, rounds=9, parts=("one", "many"))
     parser.add_argument("--requests", type=int, default=300, help="of one round")
     parser.add_argument("--seconds", type=float, default=20, help="of one round of throughput")
-    parser.add_argument("parts", nargs="*", default=["one", "many"], metavar="one|many")
     options, sheet = open_sheet(parser)
     torch.set_num_threads(1)
     if "one" in options.parts:

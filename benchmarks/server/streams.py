@@ -15,7 +15,7 @@ import httpx
 
 from benchmarks.harness.makers import publish
 from benchmarks.harness.open_loop import percentile
-from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet, positive
 from demo.server_process import ServerProcess
 from nunatak_client.transport import PIECE_BYTES, VerdictExchange
 from nunatak_contract.enums import OnFailure, StreamEventKind, VerdictAction
@@ -38,7 +38,7 @@ WORDS = "the answer of a model about ships and the sea in the north last year".s
 
 def main() -> None:
     parser = figures_parser(__doc__, rounds=3)
-    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--streams", type=positive, default=16)
     parser.add_argument("--backbone", default=DEFAULT_BACKBONE)
     options, sheet = open_sheet(parser)
     os.environ["NUNATAK_BACKBONE"] = options.backbone

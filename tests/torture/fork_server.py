@@ -149,7 +149,7 @@ class ForkServer:
     def _receive(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "the fork server has ended"
+        assert line, f"the fork server has ended with status {self._process.wait()}"
         return line.strip()
 
 

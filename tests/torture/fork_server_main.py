@@ -1,7 +1,7 @@
 """A process that has imported everything and forks a child for each requested life.
 
-Reads one JSON life per line. Prints `pid N`, what the child prints, and `over` at its end; after
-one more line of input, the process waits for the child and prints `status N`.
+Reads one JSON life per line. The child prints `pid N` and what it does; the process prints `over`
+at its end, and after one more line of input, it waits for the child and prints `status N`.
 """
 
 import ctypes
@@ -39,8 +39,9 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             signal.alarm(LIFE_LIMIT_S)
+            # Said by the child, whose words would overtake those of a parent without a core.
+            say(f"pid {os.getpid()}")
             os._exit(live(life))
-        say(f"pid {child}")
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         say("over")
         # The process is reaped only after this line, so that a kill cannot hit another process.
