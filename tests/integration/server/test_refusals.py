@@ -74,6 +74,7 @@ def check_problem(answer: httpx.Response, status: int, code: str) -> None:
     assert (answer.status_code, problem["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/problem+json"
     assert problem["type"] == f"urn:nunatak:problem:{code}"
+    assert problem["title"].lower().split() == code.split("_")
     assert problem["status"] == status
     assert problem["request_id"] == answer.headers["x-request-id"]
     assert CANARY not in answer.text

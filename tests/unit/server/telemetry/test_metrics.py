@@ -60,18 +60,6 @@ def test_a_log_line_names_a_version_once_however_many_windows_a_stream_had() -> 
     assert prediction_fields([record(1), record(2)])["tasks"] == ["tone/1"]
 
 
-def test_requests_and_tokens_are_counted_by_caller() -> None:
-    metrics = Metrics()
-
-    metrics.observe_caller("support", status=200, predictions=[record(3), record(4)])
-    metrics.observe_caller("support", status=429, predictions=[])
-
-    text = rendered(metrics)
-    assert 'nunatak_caller_requests_total{caller="support",status="200"} 1.0' in text
-    assert 'nunatak_caller_requests_total{caller="support",status="429"} 1.0' in text
-    assert 'nunatak_caller_tokens_total{caller="support"} 14.0' in text
-
-
 def test_batches_and_memory_are_shown() -> None:
     metrics = Metrics()
     report = BatchReport(
