@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Split
 from doubles.backbones import tiny_backbone, tiny_tokenizer
 from doubles.bad_requests import corpus
 from doubles.events import catch_from
-from doubles.raw_request import CANARY, GOOD_BODY, PREDICT, send_all
+from doubles.raw_request import CANARY, GOOD_BODY, PREDICT, num_open_files, send_all
 from doubles.serving import make_settings, serving_tone
 from doubles.tasks import publish_tiny_task
 from nunatak_server.settings import ServerSettings
@@ -35,10 +35,6 @@ def told_by(address: str) -> object:
     answer = httpx.post(address + PREDICT, content=GOOD_BODY, headers=headers).json()
     task = httpx.get(f"{address}/v1/tasks/tone").json()
     return answer, task["aliases"], task["candidates"]
-
-
-def num_open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, no paths
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
