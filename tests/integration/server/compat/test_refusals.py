@@ -66,6 +66,8 @@ TEI: list[Row] = [
     ("/tei/backbone/embed", {"inputs": TEXT, "prompt_name": "query"}, 422, "validation"),
     ("/tei/backbone/embed", {"inputs": TEXT, "dimensions": 8}, 422, "validation"),
     ("/tei/backbone/embed", {"inputs": [TEXT] * 9}, 422, "validation"),
+    ("/tei/backbone/embed", {"inputs": TOO_LONG}, 422, "validation"),
+    ("/tei/tasks/topic/predict", {"inputs": TOO_LONG, "truncate": None}, 422, "validation"),
 ]
 WRONG_QUESTIONS: dict[str, dict[str, object]] = {
     "unknown type": body({"q": {"type": "box", "instructions": "?"}}),
