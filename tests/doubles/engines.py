@@ -79,9 +79,11 @@ class FakeCompute:
         self,
         failure: Exception | None = None,
         *,
+        of_poison: float = POISON,
         on_batch: Callable[[int], None] = lambda _num_rows: None,
     ) -> None:
         self.failure = failure
+        self.of_poison = of_poison
         self.on_batch = on_batch
         self.batches: list[list[int]] = []
         self.has_begun = threading.Event()
@@ -99,7 +101,7 @@ class FakeCompute:
         self.may_finish.wait(timeout=60)
         if POISON in tokens and self.failure is not None:
             raise self.failure
-        return [[float(token), -1.0] for token in tokens]
+        return [[self.of_poison if it == POISON else float(it), -1.0] for it in tokens]
 
 
 class LayeredCompute:

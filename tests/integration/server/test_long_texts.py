@@ -18,6 +18,7 @@ from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, To
 from nunatak_model import Backbone, Row, TextInput, forward
 from nunatak_registry import Registry
 from nunatak_server.outputs.outputs import apply_function
+from nunatak_server.predict.types import BACKBONE
 
 LONG = "ann met bob in oslo, and cy came. " * 9
 OTHER = "nothing here is said twice but nothing. " * 9
@@ -280,18 +281,24 @@ async def test_documents_are_cut_unless_windows_are_asked_for(
     await ask(client, "/v1/tasks/ranks/predict", refused, 422)
 
 
-async def test_long_inputs_are_counted_by_what_became_of_them(client: httpx.AsyncClient) -> None:
+async def test_long_inputs_are_counted_by_what_became_of_them(
+    client: httpx.AsyncClient, backbone: Backbone
+) -> None:
     path = "/v1/tasks/guard/predict"
-    name = 'nunatak_long_inputs_total{{on_long="{}",task="guard"}}'
-    names = [name.format(on_long) for on_long in ("windows", "cut", "refuse")]
+    name = 'nunatak_long_inputs_total{{on_long="{}",task="{}"}}'
+    names = [name.format(on_long, "guard") for on_long in ("windows", "cut", "refuse")]
+    names += [name.format(on_long, BACKBONE) for on_long in ("cut", "refuse")]
     before = [await counted(client, it) for it in names]
 
     await ask(client, path, {"inputs": [LONG, SHORT, OTHER]})
     await ask(client, path, {"inputs": LONG, "parameters": {"on_long": "cut"}})
     await ask(client, path, {"inputs": LONG, "parameters": {"on_long": "refuse"}}, 422)
+    embed = {"inputs": "a " * backbone.config.max_tokens}
+    await ask(client, "/tei/backbone/embed", {**embed, "truncate": True})
+    await ask(client, "/tei/backbone/embed", embed, 422)
 
     after = [await counted(client, it) for it in names]
-    assert [now - then for now, then in zip(after, before, strict=True)] == [2, 1, 1]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [2, 1, 1, 1, 1]
 
 
 async def test_other_protocols_say_the_same(client: httpx.AsyncClient, backbone: Backbone) -> None:

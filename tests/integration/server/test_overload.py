@@ -15,7 +15,7 @@ import pytest
 from doubles.access import access_by_route
 from doubles.backbones import HeldLayers, tiny_backbone
 from doubles.compat import DETECTORS
-from doubles.raw_request import place_of
+from doubles.raw_request import num_open_files, place_of
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.methods import HeadOnly
@@ -210,6 +210,7 @@ def test_rows_of_callers_that_hang_up_are_never_computed(
 ) -> None:
     with running_server(backbone, registry, make_settings(max_batch_rows=4)) as address:
         assert ask(address).status_code == 200
+        files_before = num_open_files()
         with HeldLayers.held():
             gone = [send_only(address, number) for number in range(40)]
             wait_for(partial(open_requests, address), 40)
@@ -220,6 +221,7 @@ def test_rows_of_callers_that_hang_up_are_never_computed(
 
         assert ask(address).status_code == 200
         assert 'status="499"} 40.0' in httpx.get(f"{address}/metrics").text
+        assert num_open_files() <= files_before + 5
         # The batch in progress on the device, a batch that preempts it, and the last row.
         assert computed_rows(address) - before <= 4 + 4 + 1
 

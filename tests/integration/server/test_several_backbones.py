@@ -9,7 +9,6 @@ import pytest
 from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.compat import native, post
 from doubles.policies import make_policy, make_rule, when
-from doubles.processes import server_process
 from doubles.refusals import raises
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
@@ -196,33 +195,13 @@ async def test_a_canary_may_run_on_another_backbone(
     assert list(found.values()) == list(expected.values())
 
 
-COMMAND = """
-from nunatak_cli.main import app
-
-app(["serve", "--port", "0", "--backbone", {first!r}, "--backbone", {second!r}])
-"""
-
-
-def test_the_command_serves_the_backbones_of_its_options(tmp_path: Path) -> None:
+def test_a_server_loads_the_backbones_of_its_settings_in_their_order(tmp_path: Path) -> None:
     folders = [save_tiny_backbone(tmp_path / name, seed=it) for it, name in enumerate("ab")]
-    with Registry.open(tmp_path / "registry") as registry:
-        for task, folder in zip(("tone", "topic"), folders, strict=True):
-            publish_tiny_task(registry, load_backbone(folder), task=task)
-    script = COMMAND.format(first=str(folders[0]), second=str(folders[1]))
+    first, second = map(str, folders)
 
-    with (
-        server_process(
-            registry=tmp_path / "registry", backbone=folders[0], script=script
-        ) as server,
-        httpx.Client(base_url=server.address, timeout=60) as client,
-    ):
-        answer = client.post("/v1/predict", json={"inputs": TEXTS, "tasks": ["tone", "topic"]})
-        info = client.get("/info").json()
+    found = load_serving_backbones(make_settings(backbone=first, other_backbones=second))
 
-    assert answer.status_code == 200
-    assert [it["task"] for it in answer.json()["results"]] == ["tone", "topic"]
-    digests = [it["digest"] for it in (info["backbone"], *info["other_backbones"])]
-    assert digests == [load_backbone(it).digest for it in folders]
+    assert [it.digest for it in found] == [load_backbone(it).digest for it in folders]
 
 
 def test_backbones_that_tasks_cannot_tell_apart_are_refused(first: Backbone) -> None:

@@ -240,15 +240,6 @@ async def test_only_who_names_lines_gets_lines(
     assert answer.headers["content-type"] == type_
 
 
-async def test_a_promotion_is_visible_to_the_next_request(caller: httpx.AsyncClient) -> None:
-    assert await served(caller) == 2
-
-    moved = await caller.put(PROD, json={"version": 3, "expected_version": 2})
-
-    assert moved.json() == {"task": "tone", "alias": "prod", "version": 3, "previous_version": 2}
-    assert await served(caller) == 3
-
-
 async def test_an_explicit_version_ignores_aliases(caller: httpx.AsyncClient) -> None:
     answer = await caller.post("/v1/tasks/tone/3/predict", json={"inputs": "x"})
 

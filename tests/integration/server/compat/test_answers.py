@@ -35,7 +35,7 @@ from doubles.compat import (
     tensor,
 )
 from doubles.serving import make_settings, running_client
-from doubles.tasks import MAX_LENGTH, publish_tiny_task
+from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind
 from nunatak_model import Backbone
 from nunatak_registry import ListedTask, Registry
@@ -73,6 +73,8 @@ def of_hugging_face() -> Iterator[Row]:
     raw, cut = {"inputs": TEXT, "raw_scores": True}, {"inputs": TOO_LONG, "truncate": True}
     batch = {"inputs": [[TEXT], [TEXT, OTHER]]}
     yield predict, {"inputs": TEXT}, "topic", TEXT, {}, as_it_is
+    # Null means false, as in text-embeddings-inference.
+    yield predict, {"inputs": TEXT, "truncate": None}, "topic", TEXT, {}, as_it_is
     yield predict, {"inputs": [TEXT, OTHER]}, "topic", PAIR, {}, as_it_is
     yield predict, batch, "topic", [TEXT, PAIR], {}, as_it_is
     yield predict, raw, "topic", TEXT, LOGITS, as_it_is
@@ -239,23 +241,6 @@ async def test_tei_shows_the_best_texts_on_request(client: httpx.AsyncClient) ->
 
     assert [it["text"] for it in told] == [DOCUMENTS[it["index"]] for it in ranked]
     assert best == ranked[:2]
-
-
-async def test_tei_cuts_long_texts_only_on_request(client: httpx.AsyncClient) -> None:
-    cut = {"inputs": TOO_LONG, "truncate": True}
-
-    refused = await post(client, "/tei/tasks/topic/predict", {"inputs": TOO_LONG}, 422)
-
-    assert refused["error_type"] == "validation"
-    assert f"at most {MAX_LENGTH} are read at once" in refused["error"]
-    await post(client, "/tei/backbone/embed", {"inputs": TOO_LONG}, 422)
-    assert len(await post(client, "/tei/backbone/embed", cut)) == 1
-    # Null means false, as in text-embeddings-inference.
-    await post(client, "/tei/backbone/embed", {"inputs": TEXT, "truncate": None})
-    absent = await post(
-        client, "/tei/tasks/topic/predict", {"inputs": TOO_LONG, "truncate": None}, 422
-    )
-    assert absent == refused
 
 
 async def test_tei_names_what_each_base_url_is(client: httpx.AsyncClient) -> None:

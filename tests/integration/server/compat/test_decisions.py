@@ -3,7 +3,6 @@
 A second real server answers unknown questions, and unsure ones, over real HTTP.
 """
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -431,19 +430,3 @@ async def test_nothing_tells_the_key_or_the_text(
     said = "\n".join([it.text for it in told] + [str(it.__dict__) for it in caplog.records])
     assert KEY not in said
     assert TEXT not in said
-
-
-def test_a_folder_for_texts_that_others_may_read_stops_the_start(
-    empty: Registry, backbone: Backbone, tmp_path: Path
-) -> None:
-    (tmp_path / "open").mkdir(mode=0o755)
-    settings = make_settings(
-        **upstream("http://127.0.0.1:1/v1/systemone", collect=tmp_path / "open")
-    )
-
-    async def start() -> None:
-        async with running_client(backbone, empty, settings):
-            raise AssertionError
-
-    with pytest.raises(Exception, match="chmod 700"):
-        asyncio.run(start())

@@ -66,6 +66,8 @@ TEI: list[Row] = [
     ("/tei/backbone/embed", {"inputs": TEXT, "prompt_name": "query"}, 422, "validation"),
     ("/tei/backbone/embed", {"inputs": TEXT, "dimensions": 8}, 422, "validation"),
     ("/tei/backbone/embed", {"inputs": [TEXT] * 9}, 422, "validation"),
+    ("/tei/backbone/embed", {"inputs": TOO_LONG}, 422, "validation"),
+    ("/tei/tasks/topic/predict", {"inputs": TOO_LONG, "truncate": None}, 422, "validation"),
 ]
 WRONG_QUESTIONS: dict[str, dict[str, object]] = {
     "unknown type": body({"q": {"type": "box", "instructions": "?"}}),
@@ -298,22 +300,12 @@ QUESTION_IMAGE = {"type": "input_image", "image_url": "https://nowhere/"}
         {"questions": [{**theirs(URGENT), "name": ""}]},
         {"questions": [{"type": "predicate"}]},
         {"questions": [{**theirs(URGENT), "instructions": [QUESTION_IMAGE]}]},
-        {"questions": [{**theirs(TEAM), "choices": [{"value": "a"}]}]},
         {"questions": [{**theirs(TEAM), "choices": [{"value": "a"}, {"value": "a"}]}]},
         {"questions": [{**theirs(TEAM), "choices": {"a": "b"}}]},
         {"questions": [{**theirs(URGENT), "levels": [{"label": "a"}, {"label": "b"}]}]},
-        {"questions": [{**theirs(TEAM), "choices": [{"value": str(it)} for it in range(256)]}]},
-        {
-            "questions": [
-                {**theirs(TEAM), "choices": [{"value": str(it)} for it in range(251)]}
-                for _ in range(4)
-            ]
-        },
-        {"questions": [{**theirs(TEAM), "choices": [{"value": ""}, {"value": "b"}]}]},
         {"questions": [{**theirs(TEAM), "choices": [{"value": 1}, {"value": "b"}]}]},
         {"questions": [{**theirs(TEAM), "choices": None}]},
         {"questions": [{**theirs(TEAM), "criteria": {"a": None, "b": None}}]},
-        {"questions": [{**theirs(ANGER), "levels": [{"label": str(it)} for it in range(11)]}]},
         {"questions": [theirs(URGENT)] * 401},
         {"questions": {"u": theirs(URGENT)}},
         {"input": {"a": 1}},

@@ -12,15 +12,7 @@ from doubles.serving_kernels import with_gpu_kernels
 from doubles.tasks import random_branch
 from nunatak_contract.enums import ServingDtype
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
-from nunatak_model import (
-    Backbone,
-    Branch,
-    Row,
-    TrunkCache,
-    convert_branch,
-    forward,
-    quantize_backbone,
-)
+from nunatak_model import Backbone, Branch, Row, TrunkCache, convert_branch, quantize_backbone
 from nunatak_server.engine.backbones import cuda_fault, resolve_device, resolve_dtype, tell_speeds
 from nunatak_server.engine.compute import (
     WATCHED_BATCHES,
@@ -67,18 +59,6 @@ def told(backbone: Backbone, caplog: pytest.LogCaptureFixture, **speeds: float) 
     caplog.set_level(logging.INFO, "nunatak_server")
     tell_speeds(replace(backbone, speeds={"float32": 1.0, **speeds}))
     return [it.getMessage() for it in caplog.records if it.levelno == logging.WARNING]
-
-
-def test_each_row_gets_its_own_logits_whatever_their_number(backbone: Backbone) -> None:
-    rows = rows_of(backbone, "one", "another text")
-
-    logits = BatchCompute(backbone)(rows)
-
-    assert [len(row) for row in logits] == [3, 3, 5, 5, 2, 2]
-    for row, found in zip(rows, logits, strict=True):
-        with torch.inference_mode():
-            (alone,) = forward(backbone, [row])
-        assert found == pytest.approx([float(logit) for logit in alone], abs=1e-4)
 
 
 def test_a_trunk_state_is_held_once_it_was_computed_and_kept_and_never_without_a_cache(

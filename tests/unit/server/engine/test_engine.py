@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import pytest
 import torch
@@ -23,7 +23,8 @@ from doubles.engines import (
 from doubles.refusals import code_of, raises
 from doubles.serving import ManualClock, RecordingObserver
 from doubles.waiting import changed
-from nunatak_model import BetweenLayers, Branch, Row, TrunkCache, TrunkSource
+from nunatak_contract.errors import NunatakError
+from nunatak_model import Branch, TrunkCache, TrunkSource
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import (
@@ -250,55 +251,48 @@ async def test_a_caller_that_leaves_during_the_batch_disturbs_nobody(branch: Bra
     await engine.aclose()
 
 
-async def test_a_task_that_breaks_a_batch_fails_alone(branch: Branch) -> None:
-    compute = FakeCompute(failure=RuntimeError("shape mismatch"))
-    engine = make_engine(compute)
+NO_NUMBERS = (float("nan"), float("inf"), float("-inf"))
+
+
+@pytest.mark.parametrize(
+    ("failure", "logit", "expected"),
+    [
+        (RuntimeError("shape mismatch"), 0.0, TaskUnhealthyError),
+        (OutOfMemoryError(), 0.0, OutOfMemoryError),
+        *((None, it, TaskUnhealthyError) for it in NO_NUMBERS),
+    ],
+    ids=["breaks", "without-memory", *map(str, NO_NUMBERS)],
+)
+async def test_a_version_that_cannot_be_computed_fails_alone(
+    branch: Branch, failure: Exception | None, logit: float, expected: type[NunatakError]
+) -> None:
+    engine = make_engine(FakeCompute(failure=failure, of_poison=logit))
     good, bad = make_row(branch, 1, task="good"), make_row(branch, POISON, task="bad")
+    again = make_row(branch, 3)
     engine.start()
 
     engine.submit([good, bad])
-    outcomes = [await good.future, await bad.future]
-    again = make_row(branch, 3)
+    answer, outcome = await good.future, await bad.future
     engine.submit([again])
 
-    assert logits_of(outcomes[0])[0] == 1
-    assert isinstance(outcomes[1], TaskUnhealthyError)
-    assert "shape mismatch" not in str(outcomes[1])
-    assert logits_of(await again.future)[0] == 3
+    assert [logits_of(it)[0] for it in (answer, await again.future)] == [1, 3]
+    assert isinstance(outcome, expected)
+    assert "shape mismatch" not in str(outcome)
+    # A traceback would keep the tensors of the batch as long as the caller keeps the error.
+    assert (outcome.__traceback__, outcome.__cause__) == (None, None)
     await engine.aclose()
 
 
-async def test_a_batch_without_memory_is_computed_version_by_version_and_is_no_versions_fault(
-    branch: Branch,
-) -> None:
-    engine = make_engine(FakeCompute(failure=OutOfMemoryError()))
-    small, large = make_row(branch, 1, task="small"), make_row(branch, POISON, task="large")
+async def test_rows_are_computed_as_without_a_shadow_if_it_fails(branch: Branch) -> None:
+    rows = [make_row(branch, token, task=f"task-{token}") for token in (1, 2)]
+    shadow = dataclasses.replace(make_row(branch, POISON, task="shadow"), is_shadow=True)
+    compute = FakeCompute(failure=RuntimeError("shape mismatch"))
 
-    answer, outcome = await all_outcomes(engine, [small, large])
+    *answers, outcome = await all_outcomes(make_engine(compute), [*rows, shadow])
 
-    assert logits_of(answer)[0] == 1
-    assert isinstance(outcome, OutOfMemoryError)
-    # A traceback would keep the tensors of the batch as long as the caller keeps the error.
-    assert (outcome.__traceback__, outcome.__cause__) == (None, None)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-async def test_logits_that_are_not_finite_fail_their_row_alone(
-    branch: Branch, value: float
-) -> None:
-    class Poisoned(FakeCompute):
-        def __call__(
-            self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
-        ) -> list[list[float]]:
-            answers = super().__call__(rows, between_layers=between_layers)
-            return [[value if token == POISON else token, 0.0] for token, _ in answers]
-
-    engine = make_engine(Poisoned())
-
-    answer, outcome = await all_outcomes(engine, [make_row(branch, 1), make_row(branch, POISON)])
-
-    assert logits_of(answer)[0] == 1
+    assert [logits_of(it)[0] for it in answers] == [1, 2]
     assert isinstance(outcome, TaskUnhealthyError)
+    assert compute.batches == [[1, 2, POISON], [1, 2], [POISON]]
 
 
 async def test_a_lost_device_answers_everybody_and_is_reported_once(branch: Branch) -> None:

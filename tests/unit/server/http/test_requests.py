@@ -1,7 +1,8 @@
-"""Requests: their JSON, their ids, the names that they may say, and the permission of a route."""
+"""Requests and replies: JSON, ids, names, permissions of routes, and the list of tasks."""
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -13,14 +14,23 @@ from fastapi.testclient import TestClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from doubles.backbones import tiny_backbone
+from doubles.drafts import make_draft
 from doubles.refusals import raises
+from doubles.tasks import numbered
+from doubles.watching import watched
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.names import MAX_NAME_LENGTH, MAX_VERSION, TaskReference, check_version
+from nunatak_model import embedding_branch
+from nunatak_registry import ListedTask, StoreUnavailableError
 from nunatak_server.access.keys import Scope
 from nunatak_server.http.access import PUBLIC, Access, give_id, needs, request_id_of
 from nunatak_server.http.endpoints import parse_json
 from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.pages import REFERENCE, VERSION, integers_up_to
+from nunatak_server.http.problems import problem_response
+from nunatak_server.http.replies import summaries_of
+from nunatak_versions import LoadedTask
 
 REFUSED = {
     "nothing": b" ",
@@ -178,3 +188,35 @@ def test_a_route_of_another_class_lets_nobody_in() -> None:
 
     with TestClient(app, raise_server_exceptions=False) as client:
         assert client.post("/").status_code == HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def test_only_the_log_has_the_reason_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
+    reason = 'connection to server at "db.internal" failed for user "swordfish"'
+
+    answer = problem_response({"type": "http", "headers": []}, StoreUnavailableError(reason))
+
+    assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    assert b"swordfish" not in answer.body
+    assert b"the server's log has the reason" in answer.body
+    assert reason in caplog.text
+
+
+@pytest.mark.parametrize("num_tasks", [0, 1, 50])
+def test_a_version_in_memory_is_looked_at_once_however_many_tasks_are_listed(
+    num_tasks: int,
+) -> None:
+    looks, branch = Counter[str](), embedding_branch(tiny_backbone(num_layers=1))
+    manifests = [numbered(make_draft(it)[0], version=version) for it in "abc" for version in (1, 2)]
+    resident = [
+        watched(LoadedTask(manifest=it, branch=branch, num_bytes=0), looks) for it in manifests
+    ]
+    listed = [
+        ListedTask(name=f"task-{it}", versions=(1,), aliases={}, manifest=manifests[0])
+        for it in range(num_tasks)
+    ]
+    looks.clear()
+
+    found = summaries_of(listed, resident)
+
+    assert looks == {"manifest": len(resident)}
+    assert not any(it["resident_versions"] for it in found)

@@ -18,7 +18,6 @@ from nunatak_server.errors import (
     OutOfMemoryError,
     OverloadedError,
     TaskUnhealthyError,
-    TooManyTokensError,
 )
 from nunatak_server.predict.types import (
     BACKBONE,
@@ -134,25 +133,8 @@ async def test_an_urgent_text_does_not_wait_for_its_callers_others(backbone: Bac
     assert found.vectors == (VECTOR, VECTOR)
 
 
-async def test_vectors_are_brought_to_length_one_on_request(backbone: Backbone) -> None:
-    found = await embed(make_bench(backbone), "ab", normalises=True)
-
-    assert found.vectors == ([0.6, 0.8],)
-
-
 def test_a_vector_without_length_stays_as_it_is() -> None:
     assert normalised([0.0, 0.0]) == [0.0, 0.0]
-
-
-async def test_a_long_text_is_cut_only_if_that_is_asked(
-    bench: Bench[FakeEngine], backbone: Backbone
-) -> None:
-    limit = backbone.config.max_tokens
-
-    assert isinstance(await refusal(bench, "a", "a " * limit), TooManyTokensError)
-    found = await embed(bench, "a " * limit, truncates=True)
-
-    assert found.num_tokens == limit
 
 
 async def test_what_is_refused_takes_nothing(bench: Bench[FakeEngine]) -> None:

@@ -10,7 +10,6 @@ from doubles.rendering import rendered
 from doubles.services import Bench, make_admission, make_bench
 from doubles.serving import ManualClock
 from nunatak_model import Backbone, Branch
-from nunatak_registry import StoreUnavailableError
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.scheduler.admission import Readiness, RegistryLease, State
@@ -106,20 +105,6 @@ async def test_cold_tasks_that_fit_are_asked_together_once_all_are_loaded(
     await bench.ask("first", "hot", "second", "third")
 
     assert bench.engine.submissions == [{"hot"}, {"first", "second", "third"}]
-
-
-async def test_a_cold_task_that_fails_to_load_spares_those_loaded_next_to_it(
-    bench: Bench[FakeEngine],
-) -> None:
-    bench.store.add("broken")
-    bench.store.broken["broken/1"] = StoreUnavailableError("gone")
-
-    one, broken, two = (await bench.ask("one", "broken", "two")).results
-
-    assert isinstance(broken, TaskFailure)
-    assert broken.error.code == "store_unavailable"
-    assert isinstance(one, TaskPrediction) is isinstance(two, TaskPrediction) is True
-    assert bench.store.loaded.count("broken/1") == 1
 
 
 async def test_a_deadline_that_cannot_be_met_is_refused_before_anything_is_done(

@@ -12,6 +12,7 @@ from doubles.leases import settle, until
 from doubles.rendering import rendered
 from doubles.services import Bench, add_versions, ask_for, make_service
 from doubles.serving import FakeStore, ManualClock
+from doubles.tasks import numbered
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
 from nunatak_registry import CorruptBlobError, SharedTraffic, Traffic
@@ -30,37 +31,16 @@ async def version_for(bench: Bench[FakeEngine], routing_key: str = "user-1") -> 
     return result.version
 
 
-def manifest(version: int, task: str = "tone") -> TaskManifest:
-    draft, _ = make_draft(task=task)
-    return TaskManifest(**draft.model_dump(), version=version)
+OWN, CANARY, SHADOW = (numbered(make_draft("tone")[0], version=it) for it in (3, 4, 5))
 
 
-OWN, CANARY, SHADOW = manifest(3), manifest(4), manifest(5)
+def split(share: float) -> Traffic:
+    return Traffic(manifest=OWN, canary=SharedTraffic(manifest=CANARY, share=share))
 
 
-def split(share: float, *, canary: TaskManifest = CANARY) -> Traffic:
-    return Traffic(manifest=OWN, canary=SharedTraffic(manifest=canary, share=share))
-
-
-def chosen_version(traffic: Traffic, key: str, *, may_answer: bool = True) -> int:
-    chosen = choose(traffic, routing_key=key, draw=lambda: 0.5, may_answer=lambda _: may_answer)
+def chosen_version(traffic: Traffic, key: str) -> int:
+    chosen = choose(traffic, routing_key=key, draw=lambda: 0.5, may_answer=lambda _: True)
     return chosen.manifest.version
-
-
-async def test_a_canary_gets_no_request_before_it_is_in_memory(
-    backbone: Backbone, store: FakeStore
-) -> None:
-    own, canary = add_versions(store, canary=1.0)
-    bench = make_service(backbone, store, FakeEngine())
-    await bench.residency.preload(own)
-    store.may_load.clear()
-
-    assert [await version_for(bench) for _ in range(5)] == [1] * 5
-
-    store.may_load.set()
-    await until(lambda: bench.residency.is_resident(canary))
-    assert await version_for(bench) == 2
-    assert store.loaded == ["tone/1", "tone/2"]
 
 
 async def test_a_canary_that_cannot_be_loaded_gets_no_request_and_is_tried_again_later(
@@ -152,10 +132,6 @@ def test_a_request_without_a_key_has_one_of_its_own() -> None:
 
     assert chosen == parts
     assert abs(chosen.count(CANARY.version) - 1000) < 100
-
-
-def test_a_canary_that_may_not_answer_leaves_its_share_to_the_alias() -> None:
-    assert chosen_version(split(1.0), "user-1", may_answer=False) == OWN.version
 
 
 @pytest.mark.parametrize(

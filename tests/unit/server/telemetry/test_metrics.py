@@ -1,12 +1,21 @@
-from collections import defaultdict
+"""What metrics show, and the share of memory that one trunk saves."""
+
+from collections import Counter, defaultdict
 from dataclasses import replace
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from doubles.backbones import tiny_backbone
 from doubles.rendering import STATE, rendered
+from doubles.tasks import random_branch
+from doubles.watching import watched
+from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, Branch, model_size
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.http.middleware import prediction_fields
 from nunatak_server.scheduler.rows import RowAnswer
+from nunatak_server.telemetry.memory import saved_by_formula
 from nunatak_server.telemetry.metrics import (
     MAX_LABEL_VALUES,
     Metrics,
@@ -60,16 +69,12 @@ def test_a_log_line_names_a_version_once_however_many_windows_a_stream_had() -> 
     assert prediction_fields([record(1), record(2)])["tasks"] == ["tone/1"]
 
 
-def test_requests_and_tokens_are_counted_by_caller() -> None:
+def test_only_the_tokens_of_computed_rows_count_for_a_caller() -> None:
     metrics = Metrics()
 
     metrics.observe_caller("support", status=200, predictions=[record(3), record(4)])
-    metrics.observe_caller("support", status=429, predictions=[])
 
-    text = rendered(metrics)
-    assert 'nunatak_caller_requests_total{caller="support",status="200"} 1.0' in text
-    assert 'nunatak_caller_requests_total{caller="support",status="429"} 1.0' in text
-    assert 'nunatak_caller_tokens_total{caller="support"} 14.0' in text
+    assert 'nunatak_caller_tokens_total{caller="support"} 14.0' in rendered(metrics)
 
 
 def test_batches_and_memory_are_shown() -> None:
@@ -123,3 +128,48 @@ def test_tasks_and_callers_beyond_the_bound_are_one_sum_and_nothing_is_lost() ->
     assert text.count('nunatak_task_resident_bytes{task="other"}') == 1
     assert text.count("nunatak_caller_requests_total{") == MAX_LABEL_VALUES + 1
     assert 'nunatak_caller_requests_total{caller="other",status="200"} 500.0' in text
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+def branch_of(backbone: Backbone, method: Method) -> Branch:
+    return random_branch(backbone, method, num_labels=3)
+
+
+def test_full_copies_save_nothing(backbone: Backbone) -> None:
+    branch = branch_of(backbone, Full())
+
+    assert saved_by_formula((backbone.config, [branch] * 3)) == pytest.approx(0)
+
+
+def test_one_task_that_adds_to_all_layers_costs_more_than_its_own_model(backbone: Backbone) -> None:
+    branch = branch_of(backbone, Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE))
+
+    assert saved_by_formula((backbone.config, [branch])) < 0
+    assert saved_by_formula((backbone.config, [branch] * 10)) > 0.5
+
+
+def test_the_deepest_reader_decides_what_is_shared(backbone: Backbone) -> None:
+    top = branch_of(backbone, TopK(num_layers=4))
+    head = branch_of(backbone, HeadOnly())
+    size = model_size(backbone.config, head.spec.head)
+
+    own = sum(it.branch_parameters + it.head_parameters for it in (top, head))
+    shared = size.embedding + size.num_layers * size.per_layer
+    assert saved_by_formula((backbone.config, [top, head])) == pytest.approx(
+        1 - (shared + own) / (2 * size.total)
+    )
+
+
+def test_a_version_more_costs_the_formula_one_look_at_the_backbone(backbone: Backbone) -> None:
+    branch = branch_of(backbone, Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE))
+
+    def looks(num_branches: int) -> int:
+        counted = Counter[str]()
+        saved_by_formula((watched(backbone.config, counted), [branch] * num_branches))
+        return counted.total()
+
+    assert looks(50) - looks(1) == 49

@@ -234,12 +234,3 @@ def test_a_label_counts_from_its_threshold_on_and_a_missing_label_is_never_a_no(
     (found,) = decide(policy, {"attack": scored("attack", scores)}, ["a"])
 
     assert (found.action, found.is_by_failure) == (action, is_by_failure)
-
-
-def test_each_text_has_its_own_decision() -> None:
-    policy = make_policy(make_rule(when("attack", "yes", threshold=0.5)))
-    answers = {"attack": scored("attack", {"yes": 0.1, "no": 0.9}, {"yes": 0.9, "no": 0.1})}
-
-    found = decide(policy, answers, ["a", "b"])
-
-    assert [it.action for it in found] == [VerdictAction.ALLOW, BLOCK]
