@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from guard import BlockedError, released
 
 LLM = "http://127.0.0.1:4001"
+MAX_LINE_BYTES = 1024**2
 app = FastAPI()
 
 
@@ -51,6 +52,8 @@ async def choices(asked: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         rest = b""
         async for part in reply.aiter_bytes():
             *lines, rest = (rest + part).split(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                raise ValueError(f"the LLM sent a line of more than {MAX_LINE_BYTES} bytes")
             for line in lines:
                 field, _, data = line.strip().partition(b":")
                 if field == b"data" and data.strip() != b"[DONE]":

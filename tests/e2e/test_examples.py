@@ -26,6 +26,7 @@ from demo.server_process import ServerProcess
 from doubles.listeners import Exchange, listening
 from doubles.proxies import free_port
 from doubles.terminals import PROGRAM, ran
+from doubles.upstreams import running_upstream
 from nunatak_registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +97,15 @@ def test_the_proxy_of_streams_refuses_several_choices(monkeypatch: pytest.Monkey
     answer = TestClient(app).post("/v1/chat/completions", json={"n": 2})
 
     assert (answer.status_code, answer.json()["detail"][:19]) == (400, "n must be 1, got 2:")
+
+
+async def test_the_proxy_of_streams_keeps_no_endless_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(EXAMPLES / "stream"), *sys.path])
+    proxy = importlib.import_module("proxy")
+    with running_upstream(lambda _: b"x" * 2 * proxy.MAX_LINE_BYTES, path="") as llm:
+        monkeypatch.setattr(proxy, "LLM", llm.url)
+        with pytest.raises(ValueError, match="line"):
+            await anext(proxy.choices({}))
 
 
 async def test_the_guards_of_an_agent_send_all_of_what_is_said(
