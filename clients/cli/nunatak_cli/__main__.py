@@ -2,7 +2,10 @@
 
 import os
 import signal
+from contextlib import suppress
 from types import FrameType
+
+from nunatak_cli import INTERRUPTED
 
 
 def main() -> None:
@@ -10,18 +13,27 @@ def main() -> None:
     # A shell that ignores the signal for a command in the background is obeyed.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
-    from nunatak_cli.main import app  # noqa: PLC0415
+    try:
+        from nunatak_cli.main import app  # noqa: PLC0415
 
-    app()
+        app()
+    except KeyboardInterrupt:
+        _end()
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:
     while frame is not None:
         # torch drops a KeyboardInterrupt of its imports, and the command would go on.
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            os._exit(130)
+            _end()
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _end() -> None:
+    with suppress(OSError):
+        os.write(2, f"{INTERRUPTED}\n".encode())
+    os._exit(130)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from nunatak_cli import INTERRUPTED
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import counted, visible_json, visible_lines
 from nunatak_contract.record import problems_of
@@ -239,7 +240,7 @@ class FailureGroup(TyperGroup):
                 error.message = visible_lines(problems_of(error.__cause__)[0][1])
             raise
         except KeyboardInterrupt as error:
-            remark("interrupted: the command did not end; repeat it")
+            remark(INTERRUPTED)
             raise typer.Exit(130) from error
 
 

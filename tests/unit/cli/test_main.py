@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from docs.configuration import BEGIN, END, with_settings
 from doubles.terminals import WIDE, command_paths, get_command, nunatak, ran
+from nunatak_cli import INTERRUPTED
 from nunatak_cli.main import app
 from nunatak_cli.serving.serve import SECTIONS
 from nunatak_server.settings import ServerSettings
@@ -139,23 +140,35 @@ def test_a_setting_without_its_extra_is_a_missing_extra_and_no_typing_error(
     assert without_extras[:-1] == 3 * ["1 '' error [missing_extra]"]
 
 
-def test_an_interrupt_of_the_imports_ends_the_command_without_a_traceback() -> None:
+@pytest.mark.parametrize(
+    "interrupted",
+    [
+        (
+            "class Interrupted:\n"
+            "    def find_spec(self, *_):\n"
+            "        with contextlib.suppress(KeyboardInterrupt):\n"
+            "            signal.raise_signal(signal.SIGINT)\n"
+            "sys.meta_path.insert(0, Interrupted())\n"
+        ),
+        "import typer.main as it; it.get_command = lambda _: signal.raise_signal(signal.SIGINT)\n",
+    ],
+    ids=["imports", "options"],
+)
+def test_an_interrupt_before_the_command_ends_it_with_a_line_and_no_traceback(
+    interrupted: str,
+) -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, name = scripts["scripts"]["nunatak"].split(":")
-    code = (
-        f"from {module} import {name} as run\nimport contextlib, signal, sys\n"
-        "class Interrupted:\n"
-        "    def find_spec(self, *_):\n"
-        "        with contextlib.suppress(KeyboardInterrupt):\n"
-        "            signal.raise_signal(signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupted())\nrun()"
-    )
+    imports = f"from {module} import {name} as run\nimport contextlib, signal, sys\n"
 
     done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+        [sys.executable, "-c", f"{imports}{interrupted}run()"],
+        check=False,
+        capture_output=True,
+        text=True,
     )
 
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{INTERRUPTED}\n")
 
 
 @pytest.mark.parametrize(("given", "expected"), [("", "10000"), ("7", "7")])

@@ -38,13 +38,16 @@ if TYPE_CHECKING:
     from nunatak_registry.index.records import Published
 
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The document: FILE.json, FILE.yaml or FILE.toml.")
+    Path, typer.Argument(metavar="FILE", help="Policy or question card: a JSON, YAML or TOML file.")
 ]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the document.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the policy or question card.")
+]
 VersionArgument = Annotated[
     str,
     typer.Argument(
-        metavar="NAME[/VERSION]", help="Name of the document, or a version such as guard/2."
+        metavar="NAME[/VERSION]",
+        help="Name of the policy or question card, or a version such as guard/2.",
     ),
 ]
 DocumentT = TypeVar("DocumentT", Policy, QuestionCard)
@@ -91,7 +94,7 @@ class Documents(Generic[DocumentT]):
     cells_of: Callable[[DocumentT], tuple[str, ...]]
 
     def put(self, file: FileArgument, *, asked: RegistryOptions) -> None:
-        """Publish a document under its next number. Servers use the newest version at once."""
+        """Publish FILE as the next version of its name. Servers use the newest version at once."""
         document = self.read(file)
         with self._store(asked.registry) as store:
             before = store.numbers().get(document.name, 0)
