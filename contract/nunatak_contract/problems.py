@@ -159,8 +159,7 @@ REASONS: Final[Mapping[str, Reason]] = {
         "read; {advice}"
     ),
     "foreign_backbone": Reason(
-        "cannot import {folder!r} on backbone {backbone!r}: {difference}; name the backbone it was "
-        "trained from"
+        "cannot import {folder!r} on backbone {backbone!r}: {difference}; {advice}"
     ),
     "unsupported_export": Reason("cannot export {reference}: {part}; {advice}"),
     "folder_in_use": Reason(

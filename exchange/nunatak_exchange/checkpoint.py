@@ -44,6 +44,7 @@ PICKLE_ADVICE: Final = (
     "if you trust it, load it once with transformers and save it with save_pretrained, which "
     "writes safetensors"
 )
+BASE_ADVICE: Final = "name the backbone it was trained from"
 MAX_JSON_BYTES = 4 * 1024 * 1024
 MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
 """XLM-R has the largest file of the family, 17 MB."""
@@ -99,12 +100,15 @@ class Checkpoint:
             "unsupported_import", folder=self.folder.name, found=found, advice=advice
         )
 
-    def foreign(self, backbone: Backbone, difference: str) -> NunatakError:
+    def foreign(
+        self, backbone: Backbone, difference: str, advice: str = BASE_ADVICE
+    ) -> NunatakError:
         return NunatakError(
             "foreign_backbone",
             folder=self.folder.name,
             backbone=backbone.name,
             difference=difference,
+            advice=advice,
         )
 
     @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, LogitUse, OnLong, ProblemType, RankingScore, Reads
 from nunatak_contract.errors import NunatakError
-from nunatak_exchange.checkpoint import CONFIG, MAX_TOKENIZER_BYTES, Checkpoint
+from nunatak_exchange.checkpoint import BASE_ADVICE, CONFIG, MAX_TOKENIZER_BYTES, Checkpoint
 from nunatak_exchange.transformers_layout import FAMILIES, usual_problem_type
 from nunatak_model import (
     INT8_SUFFIX,
@@ -160,15 +160,18 @@ class Import:
                 f"files of {checkpoint.folder.name}, on which other tasks trained with that "
                 "tokenizer share layers",
             )
+        # An adapter's folder has no weights of a backbone.
+        advice = BASE_ADVICE if is_adapter else f"{BASE_ADVICE}, or {OWN_BACKBONE}"
         if differing:
             names = ", ".join("vocabulary" if part == "model" else part for part in differing)
-            raise checkpoint.foreign(backbone, f"its tokenizer differs in: {names}")
+            raise checkpoint.foreign(backbone, f"its tokenizer differs in: {names}", advice)
         if ours.tells_texts_apart != theirs.tells_texts_apart:
             gives = {True: "gives token types", False: "gives none"}
             raise checkpoint.foreign(
                 backbone,
                 f"its tokenizer {gives[theirs.tells_texts_apart]} to the texts of a pair, the "
                 f"backbone's {gives[ours.tells_texts_apart]}",
+                advice,
             )
 
     def check_base(self, named: str | None) -> None:

@@ -194,8 +194,13 @@ def check_answers(
         found = forward(backbone, [Row(encoding=it, branch=branch) for it, _ in expected])
     pairs = [(ours.cpu(), theirs) for ours, (_, theirs) in zip(found, expected, strict=True)]
     largest = max(float(theirs.abs().max()) for _, theirs in pairs)
+    if not all(bool(torch.isfinite(theirs).all()) for _, theirs in pairs):
+        raise checkpoint.refuse(
+            "its answers in its own library are no finite numbers",
+            "its weights are damaged; take a file with finite weights",
+        )
     # A NaN must not pass for a small number.
-    is_finite = all(bool(torch.isfinite(it).all()) for pair in pairs for it in pair)
+    is_finite = all(bool(torch.isfinite(ours).all()) for ours, _ in pairs)
     errors = [float((ours - theirs).abs().max()) for ours, theirs in pairs]
     difference = max(errors) / max(largest, 1e-2) if is_finite else float("nan")
     if not difference <= TOLERANCE:

@@ -49,6 +49,7 @@ class Report:
     def resumed(self, *, num_steps: int) -> None:
         """Training continues an earlier process, after `num_steps` steps."""
         self._progress.begin(Work(self._label, total=self._num_steps, done=num_steps))
+        self._progress.tell("continues from the last checkpoint", step=num_steps)
 
     def stepped(self, *, loss: float) -> None:
         self._progress.advance(note=f"loss {loss:.3f}")

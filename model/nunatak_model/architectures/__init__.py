@@ -66,7 +66,8 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         )
     if architecture is None:
         raise UnsupportedBackboneError(
-            f"model_type must be one of {', '.join(ARCHITECTURES)}, got {raw.get('model_type')!r}"
+            f"model_type must be one of {', '.join(ARCHITECTURES)}, got {raw.get('model_type')!r}; "
+            "take a checkpoint of one of them"
         )
     if raw.get("quantization_config"):
         raise UnsupportedBackboneError(

@@ -55,7 +55,7 @@ def work_of_ten(progress: Progress, clock: Clock, *, seconds: float) -> None:
 def test_without_a_terminal_each_thing_told_is_one_line_with_rate_and_time_left(
     capfd: Captured,
 ) -> None:
-    clock = Clock()
+    clock, name = Clock(), "toy, topk, 3 layers"
     with shown_progress(clock=clock) as progress:
         report = Report("toy", progress)
         report.tried(TopK(num_layers=3))
@@ -70,10 +70,10 @@ def test_without_a_terminal_each_thing_told_is_one_line_with_rate_and_time_left(
             EpochResult(epoch=1, step=6, train_loss=0.5, dev_loss=0.4, dev_score=0.9, seconds=1.0)
         )
 
-    assert capfd.readouterr() == (
-        "",
-        f"toy, topk, 3 layers: epoch 1 of 2: {SCORES} (6 of 8 steps, 2.0 s/step, 0:00:04 left)\n",
-    )
+    assert capfd.readouterr().err.splitlines() == [
+        f"{name}: continues from the last checkpoint (4 of 8 steps)",
+        f"{name}: epoch 1 of 2: {SCORES} (6 of 8 steps, 2.0 s/step, 0:00:04 left)",
+    ]
 
 
 def test_work_of_many_units_has_a_line_after_ten_silent_seconds(

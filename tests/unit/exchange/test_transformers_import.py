@@ -231,7 +231,7 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
     "another-normalizer": (
         lambda it: edit(it / "tokenizer.json", normalizer=None),
         "foreign_backbone",
-        "its tokenizer differs in: normalizer",
+        "normalizer; name the backbone it was trained from, or import and serve it with its own",
     ),
     "no-weights": (
         lambda it: (it / "model.safetensors").unlink(),
