@@ -2,7 +2,7 @@
 
 Each task has its top layers of its own. `nunatak task convert` scores the version and its form in
 8-bit integers on the same test examples. A figure is the difference in points of 100. A set whose
-scores the work folder holds is not trained again.
+scores the work folder holds is not trained again; other numbers have a folder of their own.
 """
 
 import json
@@ -42,9 +42,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=3)
     options, sheet = open_sheet(parser)
     found = dict[str, float]()
+    work = WORK / f"{options.rows}-{options.test}-{options.layers}"
     for name in SETS:
-        folder = write_parts(name, options.data / name, options.rows, options.test)
-        scores = converted(name.replace("_", "-"), folder, options.layers)
+        folder = work / "data" / name
+        write_parts(folder, options.data / name, options.rows, options.test)
+        scores = converted(name.replace("_", "-"), folder, options.layers, work)
         found[name] = 100 * (scores["after"] - scores["before"])
         before = f"{scores['metric']} {scores['before']:.4f} before"
         unit = f"points of 100, {before}, {scores['num_examples']} test examples"
@@ -57,18 +59,17 @@ def main() -> None:
         sheet.record(f"{PREFIX}.{way}", [value], unit=unit, goal=f">= {goal}")
 
 
-def write_parts(name: str, source: Path, rows: int, test: int) -> Path:
-    """Write the rows that a set is trained and tested on; return their folder."""
-    folder = WORK / "data" / name
+def write_parts(folder: Path, source: Path, rows: int, test: int) -> None:
+    """Write the rows that a set is trained and tested on."""
     folder.mkdir(parents=True, exist_ok=True)
     listed, tested = (
-        [labelled(row, name) for row in read_part(source, part)] for part in ("train", "test")
+        [labelled(row, source.name) for row in read_part(source, part)]
+        for part in ("train", "test")
     )
     parts = {"train": listed[:rows], "dev": listed[rows : rows + DEV_ROWS], "test": tested[:test]}
     for part, kept in parts.items():
         lines = "".join(json.dumps(row) + "\n" for row in kept)
         (folder / f"{part}.jsonl").write_text(lines, encoding="utf-8")
-    return folder
 
 
 def labelled(row: Row, name: str) -> Row:
@@ -78,9 +79,9 @@ def labelled(row: Row, name: str) -> Row:
     return {"text": " ".join(row["tokens"]), "labels": sorted(slots)}
 
 
-def converted(task: str, folder: Path, layers: int) -> Mapping[str, float]:
-    place = ("--registry", str(WORK / "registry"), "--quiet", "--json")
-    file = WORK / f"{task}.json"
+def converted(task: str, folder: Path, layers: int, work: Path) -> Mapping[str, float]:
+    place = ("--registry", str(work / "registry"), "--quiet", "--json")
+    file = work / f"{task}.json"
     if not file.exists():
         words = ("train", "--task", task, "--layers", str(layers), "--epochs", EPOCHS, "--create")
         parts = ("--data", str(folder / "train.jsonl"), "--dev", str(folder / "dev.jsonl"))

@@ -15,14 +15,13 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.forward.rivals import answer_alone, dedicated_model, load_encoder, own_weights
-from benchmarks.forward.worker import running
+from benchmarks.forward.worker import race_adapters, running
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import (
     System,
     Times,
     clock_name,
     in_turns,
-    local,
     race,
     ratios,
     require_one_thread,
@@ -41,7 +40,6 @@ from benchmarks.harness.workload import (
     served_forms,
     served_integers,
     served_task,
-    tensors_by_task,
 )
 from nunatak_contract.methods import Bottleneck, TopK
 from nunatak_model import Backbone, BranchSpec, Encoding, parameter_shapes
@@ -174,22 +172,10 @@ def local_systems(setting: Asked) -> list[System]:
 def race_bottlenecks(sheet: Sheet, folder: Path, setting: Asked) -> None:
     """Compare the same fan-out, with adapters in the top layers, with `Parallel`."""
     methods = [BOTTLENECK] * NUM_TASKS
-    tasks = random_tasks(setting.backbone, methods)
-    runs = setting.runs([setting.encoding] * NUM_TASKS, methods)
-    job = {
-        "backbone": str(folder),
-        "num_tasks": NUM_TASKS,
-        "size": BOTTLENECK.size,
-        "first_layer": BOTTLENECK.first_layer,
-        "texts": [setting.encoding.token_ids],
-        "cases": {"adapters.parallel": {"composition": "parallel", "batches": [[0]]}},
-    }
-    with running(job, tensors_by_task(tasks)) as worker:
-        systems = [
-            *(local(name, run) for name, run in runs.items()),
-            worker.system("adapters.parallel"),
-        ]
-        times = race(systems, rounds=sheet.rounds)
+    tasks, text = random_tasks(setting.backbone, methods), [setting.encoding]
+    cases = {"adapters.parallel": {"composition": "parallel", "batches": [[0]]}}
+    runs = setting.runs(text * NUM_TASKS, methods)
+    times = race_adapters(folder, tasks, runs, text, cases, rounds=sheet.rounds)
     prefix = f"forward.fanout.bottleneck{NUM_TASKS}.k{TOP_LAYERS}.{setting.name}"
     for form in setting.forms:
         samples = ratios(times, "adapters.parallel", f"nunatak{form}")

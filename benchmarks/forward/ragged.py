@@ -17,10 +17,10 @@ from benchmarks.forward.rivals import (
     padded_batch,
     peft_model,
 )
-from benchmarks.forward.worker import running
+from benchmarks.forward.worker import race_adapters
 from benchmarks.harness.makers import BOTTLENECK, LORA
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.harness.rounds import System, Times, fastest, local, race, ratios, seconds
+from benchmarks.harness.rounds import System, Times, fastest, race, ratios, seconds
 from benchmarks.harness.workload import (
     NATIVE,
     Setting,
@@ -35,7 +35,6 @@ from benchmarks.harness.workload import (
     served_forms,
     sorted_batches,
     states_of_layers,
-    tensors_by_task,
 )
 from nunatak_contract.methods import Method
 from nunatak_model import Backbone, Encoding, load_backbone
@@ -123,26 +122,16 @@ def lora_systems(setting: Setting) -> list[System]:
 
 def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
     encodings, tasks = random_requests(setting.backbone, [BOTTLENECK] * NUM_ROWS)
-    texts = [encoding.token_ids for encoding in encodings]
+    runs = setting.runs(encodings, [BOTTLENECK] * NUM_ROWS)
     batches = {
         SPLIT: [list(range(NUM_ROWS))],
-        SPLIT_SORTED: sorted_batches([len(text) for text in texts], SORTED_ROWS),
+        SPLIT_SORTED: sorted_batches([text.num_tokens for text in encodings], SORTED_ROWS),
     }
-    job = {
-        "backbone": str(minilm_folder()),
-        "num_tasks": NUM_ROWS,
-        "size": BOTTLENECK.size,
-        "first_layer": BOTTLENECK.first_layer,
-        "texts": texts,
-        "cases": {
-            name: {"composition": "batch_split", "batches": each} for name, each in batches.items()
-        },
+    cases = {
+        name: {"composition": "batch_split", "batches": each} for name, each in batches.items()
     }
-    forms = setting.runs(encodings, [BOTTLENECK] * NUM_ROWS)
-    with running(job, tensors_by_task(tasks)) as worker:
-        systems = [local(name, answer) for name, answer in forms.items()]
-        systems += [worker.system(name) for name in batches]
-        times = race(systems, rounds=sheet.rounds)
+    folder = minilm_folder()
+    times = race_adapters(folder, tasks, runs, encodings, cases, rounds=sheet.rounds)
     prefix = f"{PREFIX}.bottleneck32.{setting.name}"
     for form in setting.forms:
         ours = f"nunatak{form}"

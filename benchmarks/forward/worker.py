@@ -7,7 +7,7 @@ take turns with the systems of this process.
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +20,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from benchmarks.harness.environments import interpreter
-from benchmarks.harness.rounds import FP32_TOLERANCE, System
+from benchmarks.harness.rounds import FP32_TOLERANCE, System, Times, local, race
+from benchmarks.harness.workload import Task, tensors_by_task
 from benchmarks.savings.systems import PEERS_FOLDER, interpreter_of
 from benchmarks.savings.systems import System as PeerSystem
+from nunatak_contract.methods import Bottleneck
+from nunatak_model import Encoding
 
 PEERS: Mapping[str, Callable[[], Path]] = {
     "adapters": partial(
@@ -33,6 +36,32 @@ PEERS: Mapping[str, Callable[[], Path]] = {
     "onnxruntime": partial(interpreter_of, PeerSystem.ONNXRUNTIME),
 }
 """The Python of each peer."""
+
+
+def race_adapters(
+    folder: Path,
+    tasks: Sequence[Task],
+    runs: Mapping[str, Callable[[], Tensor]],
+    texts: Sequence[Encoding],
+    cases: Mapping[str, Mapping[str, Any]],
+    *,
+    rounds: int,
+) -> Times:
+    """Race runs of this process with cases of `adapters`: bottleneck tasks about the same texts."""
+    method = tasks[0].method
+    if not isinstance(method, Bottleneck):
+        raise TypeError(f"adapters runs bottleneck tasks, got {method.kind}")
+    job = {
+        "backbone": str(folder),
+        "num_tasks": len(tasks),
+        "size": method.size,
+        "first_layer": method.first_layer,
+        "texts": [it.token_ids for it in texts],
+        "cases": cases,
+    }
+    with running(job, tensors_by_task(tasks)) as worker:
+        systems = [*(local(name, run) for name, run in runs.items()), *map(worker.system, cases)]
+        return race(systems, rounds=rounds)
 
 
 class WorkerError(Exception):

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
@@ -117,20 +118,15 @@ def draw_curve(axes: Axes, top_layers: int, tasks: Sequence[int], line: Sequence
     only layers, so the dashed line is scaled to begin at the first point of the line.
     """
     colour, mark = SERIES[(top_layers - 1) % len(SERIES)]
-    values = [it.value for it in line]
-    axes.errorbar(
-        tasks,
-        values,
-        yerr=decile_distances(line),
-        marker=mark,
-        ms=5,
-        capsize=2,
-        color=colour,
-        label=str(top_layers),
-    )
-    start = values[0] / bound(tasks[0], top_layers)
+    draw_line(axes, tasks, line, marker=mark, color=colour, label=str(top_layers), ms=5)
+    start = line[0].value / bound(tasks[0], top_layers)
     bounds = [start * bound(it, top_layers) for it in tasks]
     axes.plot(tasks, bounds, ls="--", lw=1, color=colour)
+
+
+def draw_line(axes: Axes, places: Sequence[int], line: Sequence[Figure], **look: Any) -> None:  # noqa: ANN401 - matplotlib's
+    values = [it.value for it in line]
+    axes.errorbar(places, values, yerr=decile_distances(line), capsize=2, **look)
 
 
 def decile_distances(figures: Sequence[Figure]) -> list[list[float]]:
@@ -179,15 +175,7 @@ def draw_flat(figures: Figures) -> Drawing:
     drawing, axes = plt.subplots(figsize=(6.5, 4.8), layout="constrained")
     lines = lines_of(figures, r"forward\.flat\.(?P<line>[a-z0-9.]+)\.n(?P<place>\d+)")
     for (colour, mark), (name, counts, line) in zip(SERIES, lines, strict=False):
-        axes.errorbar(
-            counts,
-            [it.value for it in line],
-            yerr=decile_distances(line),
-            marker=mark,
-            color=colour,
-            capsize=2,
-            label=name,
-        )
+        draw_line(axes, counts, line, marker=mark, color=colour, label=name)
     axes.axhline(1.05, ls="--", color=INK, label="goal at 32 tasks: 1.05")
     over_tasks(axes, "different tasks in a batch of 32 texts")
     axes.set_ylabel("times the cost of one task")

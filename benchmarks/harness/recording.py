@@ -134,10 +134,9 @@ def positive(text: str) -> int:
 
 def one_of(known: Sequence[str]) -> Callable[[str], str]:
     def checked(text: str) -> str:
-        if text not in known:
-            told = f"expected one of {', '.join(known)}, got {text!r}"
-            raise argparse.ArgumentTypeError(told)
-        return text
+        if text in known:
+            return text
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got {text!r}")
 
     return checked
 

@@ -3,7 +3,7 @@
 For each set, a full fine-tune learns from labelled examples and is published. It then teaches other
 texts, whose labels nobody reads, to tasks that share the backbone: `nunatak adopt`. Both are scored
 on the same test examples. What the registry holds is not trained again, and finished students stay
-in the results folder.
+in the work folder. Other numbers of examples have a registry and students of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,11 +58,12 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=2000, help="texts without labels")
     parser.add_argument("--test", type=int, default=1500, help="most test examples")
     options, sheet = open_sheet(parser)
-    backbone = load_backbone()
-    with Registry.open(WORK / "registry") as registry:
+    backbone, sizes = load_backbone(), (options.rows, options.texts, options.test)
+    work = WORK / "-".join(map(str, sizes))
+    with Registry.open(work / "registry") as registry:
         for name in options.sets:
-            parts = parts_of(options.data / name, options.rows, options.texts, options.test)
-            record_set(f"{name}.{WAY}", student_of(name, parts, registry, backbone), sheet)
+            parts, file = parts_of(options.data / name, *sizes), work / f"{name}-{WAY}.json"
+            record_set(f"{name}.{WAY}", student_of(name, parts, file, registry, backbone), sheet)
 
 
 def parts_of(folder: Path, rows: int, texts: int, test: int) -> dict[str, Sequence[Row]]:
@@ -81,10 +82,14 @@ def read(folder: Path, part: str) -> Sequence[Row]:
 
 
 def student_of(
-    name: str, parts: Mapping[str, Sequence[Row]], registry: Registry, backbone: Backbone
+    name: str,
+    parts: Mapping[str, Sequence[Row]],
+    file: Path,
+    registry: Registry,
+    backbone: Backbone,
 ) -> Student:
-    """Return the student of a set; the teacher is trained if the registry lacks it."""
-    task, file = name.replace("_", "-"), WORK / f"{name}-{WAY}.json"
+    """Return the student in the file, or a new one; its teacher is trained if there is none."""
+    task = name.replace("_", "-")
     if file.exists():
         return Student.model_validate_json(file.read_text(encoding="utf-8"))
     try:

@@ -7,7 +7,7 @@ next to full copies and to the formula of Lee, Tang and Lin 2020, sec. 4.3.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
@@ -75,12 +75,7 @@ class Memory(BaseModel):
 
     @property
     def size(self) -> ModelSize:
-        return ModelSize(
-            embedding=self.embedding,
-            per_layer=self.per_layer,
-            output=self.output,
-            num_layers=self.num_layers,
-        )
+        return ModelSize(**self.model_dump(include={it.name for it in fields(ModelSize)}))
 
     @property
     def num_tasks(self) -> int:
@@ -200,10 +195,7 @@ def measure(
     private, mapped = (dict(zip(counts, them, strict=True)) for them in full)
     return Memory(
         backbone=loaded.name,
-        embedding=size.embedding,
-        per_layer=size.per_layer,
-        output=size.output,
-        num_layers=size.num_layers,
+        **asdict(size),
         ours=ours,
         private=private,
         mapped=mapped,

@@ -141,9 +141,12 @@ class ElsaTable:
         return mean(self.scores[task, frozen].values())
 
     def _spread(self, task: str, frozen: int | None) -> str:
-        scores = tuple(self.scores[task, frozen].values())
-        one = f"{mean(scores):.3f}"
-        return one if len(scores) == 1 else f"{one} ± {deviation(scores):.3f}"
+        return spread(tuple(self.scores[task, frozen].values()))
+
+
+def spread(scores: Sequence[float]) -> str:
+    one = f"{mean(scores):.3f}"
+    return one if len(scores) == 1 else f"{one} ± {deviation(scores):.3f}"
 
 
 def elsa_tables(runs: Sequence[PaperRun]) -> dict[str, ElsaTable]:

@@ -16,7 +16,7 @@ from benchmarks.harness.recording import FIGURES, Sheet, latest, rounded
 from benchmarks.papers import elsa_page
 from benchmarks.papers.claims import Estimate, Verdict, estimate, read_claims
 from benchmarks.papers.elsa_memory import read_memory
-from benchmarks.papers.elsa_table import best_table, draw_relative, elsa_tables, named
+from benchmarks.papers.elsa_table import best_table, draw_relative, elsa_tables, named, spread
 from benchmarks.papers.figures import (
     SENTENCES,
     SFT,
@@ -36,7 +36,6 @@ from nunatak_training.sweeps.reporting import (
     Cell,
     cells_markdown,
     cells_of,
-    deviation,
     legend_below,
     mean_curve,
     panels_by_task,
@@ -129,11 +128,7 @@ def draw_curves(cells: Sequence[Cell]) -> Figure:
 
 
 def _spread(cells: dict[tuple[str, str], Cell], variant: str, task: str) -> str:
-    if (variant, task) not in cells:
-        return ""
-    scores = cells[variant, task].scores
-    one = f"{mean(scores):.3f}"
-    return f"{one} ± {deviation(scores):.3f}" if len(scores) > 1 else one
+    return spread(cells[variant, task].scores) if (variant, task) in cells else ""
 
 
 PAGE = FIGURES.parent / "papers.md"

@@ -29,6 +29,7 @@ from benchmarks.harness.makers import HEAD as HEAD_OF_BERT
 from benchmarks.harness.makers import LABELS, TaskPlan, publish_missing
 from benchmarks.harness.open_loop import LoadClient, percentile
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.harness.rounds import Times, ratios
 from benchmarks.harness.shapes import Shape
 from benchmarks.savings.clients import client_of
 from benchmarks.savings.race import run_round
@@ -243,34 +244,25 @@ async def timed(
 
 def record(name: str, rounds: Sequence[Mapping[System, Turn]], sheet: Sheet) -> None:
     """Record the ratios over the better of the systems of full models, then all measures."""
-
-    def of(system: System, measure: Measure) -> list[float]:
-        return [measure(turns[system]) for turns in rounds]
-
+    found: dict[str, Times] = {
+        it: {system: [measure(turns[system]) for turns in rounds] for system in rounds[0]}
+        for it, (measure, _) in MEASURES.items()
+    }
     for part, measured, unit, goal, better in GOALS:
-        measure, _ = MEASURES[measured]
-        rivals = {it: of(it, measure) for it in FULL_MODELS}
-        rival = better(FULL_MODELS, key=lambda it: median(rivals[it]))
-        pairs = zip(of(System.NUNATAK, measure), rivals[rival], strict=True)
-        sheet.record(
-            f"{PREFIX}.{part}.{name}",
-            [ours / theirs for ours, theirs in pairs],
-            unit=f"{unit} of five packed full models ({rival})",
-            goal=goal,
-        )
-    for rival in ONNXRUNTIMES:
+        times = found[measured]
+        rival = better(FULL_MODELS, key=lambda it: median(times[it]))
+        samples, of = ratios(times, System.NUNATAK, rival), f"of five packed full models ({rival})"
+        sheet.record(f"{PREFIX}.{part}.{name}", samples, unit=f"{unit} {of}", goal=goal)
+    for place, rival in enumerate(ONNXRUNTIMES):
         for part, measured, unit, goals in INT8_GOALS:
-            measure, _ = MEASURES[measured]
-            pairs = zip(of(System.NUNATAK_INT8, measure), of(rival, measure), strict=True)
-            sheet.record(
-                f"{PREFIX}.int8.{part}.{name}.vs.{rival}",
-                [ours / theirs for ours, theirs in pairs],
-                unit=f"{unit} of five models in {rival}",
-                goal=goals[ONNXRUNTIMES.index(rival)],
-            )
+            samples = ratios(found[measured], System.NUNATAK_INT8, rival)
+            identifier = f"{PREFIX}.int8.{part}.{name}.vs.{rival}"
+            told = f"{unit} of five models in {rival}"
+            sheet.record(identifier, samples, unit=told, goal=goals[place])
     for system in rounds[0]:
-        for measure_name, (measure, unit) in MEASURES.items():
-            sheet.record(f"{PREFIX}.{name}.{system}.{measure_name}", of(system, measure), unit=unit)
+        for measured, (_, unit) in MEASURES.items():
+            identifier = f"{PREFIX}.{name}.{system}.{measured}"
+            sheet.record(identifier, found[measured][system], unit=unit)
     for way in rounds[0][System.NUNATAK].alone:
         sheet.record(
             f"{PREFIX}.{name}.{System.NUNATAK}.sequential_per_s.{way}",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
+from benchmarks.harness.makers import PROBE
 from benchmarks.harness.open_loop import (
     LAG_LIMIT_MS,
     LoadClient,
@@ -22,13 +23,13 @@ from benchmarks.harness.open_loop import (
     percentile,
     plan,
 )
+from benchmarks.harness.rounds import DisagreementError
 from benchmarks.savings.clients import answers, client_of
 from benchmarks.savings.systems import Deployment, Started, System, running
 from nunatak_loadtest.scenarios import Scenario
 from nunatak_loadtest.traffic import Requests
 
 ResultT = TypeVar("ResultT")
-TEXT = "Where is my parcel, and who can tell me more?"
 BURST = 64
 """Requests sent at once to find the highest rate of a system."""
 WARM_AFTER_S = 5.0
@@ -37,10 +38,6 @@ STEPS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
 """Shares of the highest rate to try, until one of these rates keeps the objective."""
 AGREEMENT, AGREEMENT_ROUNDED = 2e-3, 5e-2
 """Largest difference of two systems' probabilities: in float32, and with one of fewer bits."""
-
-
-class DisagreementError(Exception):
-    """Two systems answer differently; a wrong answer has no speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +76,7 @@ def run_round(
     found, said = dict[System, ResultT](), dict[System, list[list[float]]]()
     for system in random.Random(seed).sample(list(deployments), len(deployments)):
         with running(system, deployments[system]) as started:
-            said[system] = answers(started, deployments[system].tasks, TEXT)
+            said[system] = answers(started, deployments[system].tasks, PROBE[0])
             found[system] = asyncio.run(measure(started))
         print(f"  {system}: {found[system]}", flush=True)
     check_agreement(said)

@@ -11,7 +11,7 @@ from statistics import linear_regression, median
 
 import torch
 
-from benchmarks.harness.makers import BOTTLENECK, HEAD, LORA, TOP_LAYER, TaskPlan, plans
+from benchmarks.harness.makers import BOTTLENECK, HEAD, LORA, TOP_LAYER, plans
 from benchmarks.harness.recording import Sheet, figures_parser
 from benchmarks.harness.shapes import Shape
 from benchmarks.savings.footprint import WITHOUT_CACHE, pss_bytes
@@ -107,10 +107,11 @@ def memory(desk: Desk, extent: Extent, sheet: Sheet) -> None:
         sheet.record(f"report.slope.{shape}", [ratio], unit=unit, goal="<= 1.1")
         adapters = plans(max(copies), (LORA,))
         apart = desk.deployment(shape, "lora", [], full_models=adapters, adapters=adapters)
-        line(System.FULL_MODELS, _with_tasks(apart, adapters), copies)
+        apart = apart.of(tuple(plan.name for plan in adapters))
+        line(System.FULL_MODELS, apart, copies)
         if extent.processes:
             for system in (System.PROCESSES_PRIVATE, System.PROCESSES_MAPPED):
-                line(system, _with_tasks(apart, adapters), extent.processes)
+                line(system, apart, extent.processes)
 
 
 def races(desk: Desk, extent: Extent, sheet: Sheet) -> None:
@@ -164,10 +165,6 @@ def _record_line(
     unit = f"GB of PSS with {TASKS_SHOWN} tasks, on the line through 1 to {max(counts)} tasks"
     sheet.record(f"{name}_gb_of_{TASKS_SHOWN}", [whole / 1e9], unit=unit)
     return slope
-
-
-def _with_tasks(deployment: Deployment, wanted: list[TaskPlan]) -> Deployment:
-    return deployment.of(tuple(plan.name for plan in wanted))
 
 
 PARTS: Mapping[str, Callable[[Desk, Extent, Sheet], None]] = {"memory": memory, "race": races}

@@ -4,16 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.makers import TaskPlan, publish_missing
+from benchmarks.harness.makers import TaskPlan, draft
 from benchmarks.harness.workload import minilm_folder
 from benchmarks.papers.elsa_memory import TOLERANCE, measure
 from benchmarks.papers.elsa_page import memory_cells
+from nunatak_contract.enums import Reads
 from nunatak_contract.methods import TopK
 from nunatak_model import load_backbone
+from nunatak_registry import Registry
 
 ROOT = Path(__file__).parents[2]
 FIGURES = {
@@ -55,7 +58,11 @@ def test_the_measured_share_and_the_formula_agree(tmp_path: Path) -> None:
         TaskPlan(name=f"toy{number}-k{OWN}", method=TopK(num_layers=OWN), seed=number)
         for number in range(TASKS)
     ]
-    publish_missing(tmp_path / "registry", wanted, load_backbone())
+    backbone = load_backbone()
+    with Registry.open(tmp_path / "registry") as registry:
+        for plan, reads in zip(wanted, cycle(Reads), strict=False):
+            made = draft(plan, backbone)
+            registry.publish(made.manifest.model_copy(update={"reads": reads}), made.blobs)
 
     memory = measure(
         minilm_folder(),
