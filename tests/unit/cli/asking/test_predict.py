@@ -3,19 +3,19 @@
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import JsonValue
 
-from doubles.listeners import Exchange, listening
 from doubles.terminals import nunatak
+from doubles.upstreams import FakeUpstream, Raw, running_upstream
 from nunatak_cli.asking.predictors import open_inputs
 from nunatak_contract.errors import NunatakError
 from nunatak_rows import RowFormat
 
-TONE: JsonValue = {
+TONE: dict[str, JsonValue] = {
     "reference": "tone",
     "task": "tone",
     "version": 3,
@@ -41,65 +41,36 @@ MISSING: JsonValue = {
 }
 
 
-REFUSAL: JsonValue = {"code": "too_many_inputs", "status": 422, "detail": "too many"}
-
-
-def tone_of(texts: list[JsonValue]) -> JsonValue:
-    """Answer each text by its length."""
-    labels = [f"{len(text)} characters" for text in map(str, texts)]
-    told: dict[str, JsonValue] = {
-        "predicted": list[JsonValue](labels),
-        "outputs": [[{"label": label, "score": 0.9}] for label in labels],
-    }
-    assert isinstance(TONE, dict)
-    return {"results": [{**TONE, **told}]}
-
-
-@dataclass
-class CannedServer:
-    """Answers each POST with `answer` and remembers the requests."""
-
-    url: str = ""
-    answer: JsonValue = None
-    max_inputs: int = 64
-    """Of lists, which are answered text by text."""
-    bodies: list[JsonValue] = field(default_factory=list[JsonValue])
-
-    def reply(self, body: dict[str, JsonValue]) -> tuple[int, JsonValue]:
-        self.bodies.append(body)
-        match body["inputs"]:
-            case list() as texts if len(texts) > self.max_inputs:
-                return 422, REFUSAL
-            case list() as texts if "\0" in texts:
-                place = texts.index("\0")
-                detail = f"input {place}: the text contains a NUL character; remove it"
-                problem: JsonValue = {"code": "invalid_text", "status": 422, "detail": detail}
-                return 422, {**problem, "position": place}  # pyrefly: ignore[invalid-argument]
-            case list() as texts:
-                return 200, tone_of(texts)
-            case _:
-                return 200, self.answer
+def by_length(body: dict[str, Any]) -> object:
+    """Answer each text by its length, and refuse a NUL character."""
+    texts = body["inputs"]
+    if "\0" in texts:
+        place = texts.index("\0")
+        detail = f"input {place}: the text contains a NUL character; remove it"
+        problem = {"code": "invalid_text", "status": 422, "detail": detail, "position": place}
+        return Raw({}, json.dumps(problem).encode(), 422)
+    labels = [f"{len(text)} characters" for text in texts]
+    outputs = [[{"label": label, "score": 0.9}] for label in labels]
+    return {"results": [{**TONE, "predicted": labels, "outputs": outputs}]}
 
 
 @pytest.fixture
-def server() -> Iterator[CannedServer]:
-    canned = CannedServer()
-
-    class Handler(Exchange):
-        def reply(self) -> None:
-            status, reply = canned.reply(json.loads(self.body()))
-            self.answer(status, json.dumps(reply).encode())
-
-    with listening(Handler) as canned.url:
-        yield canned
+def server() -> Iterator[FakeUpstream]:
+    with running_upstream(by_length, path="") as upstream:
+        yield upstream
 
 
-def at(server: CannedServer) -> tuple[str, str]:
+def says(server: FakeUpstream, *results: JsonValue) -> None:
+    """Let the server answer everything with these results."""
+    server.reply = lambda _: {"results": results}
+
+
+def at(server: FakeUpstream) -> tuple[str, str]:
     return "--server", server.url
 
 
-def test_server_is_asked_once_for_all_tasks(server: CannedServer) -> None:
-    server.answer = {"results": [TONE]}
+def test_server_is_asked_once_for_all_tasks(server: FakeUpstream) -> None:
+    says(server, TONE)
 
     ran = nunatak("predict", "Come.", "--pair", "Why?", "--task", "tone", *at(server))
 
@@ -117,10 +88,10 @@ def test_server_is_asked_once_for_all_tasks(server: CannedServer) -> None:
     ],
 )
 def test_all_labels_that_apply_are_the_answer(
-    server: CannedServer, predicted: list[JsonValue], answer: str, following: str
+    server: FakeUpstream, predicted: list[JsonValue], answer: str, following: str
 ) -> None:
-    server.answer = {"results": [{**TOPICS, "predicted": predicted}]}
-    asked = ("predict", "Come.", "--task", "topics", "--server", server.url)
+    says(server, {**TOPICS, "predicted": predicted})
+    asked = ("predict", "Come.", "--task", "topics", *at(server))
 
     ran, written = nunatak(*asked), nunatak(*asked, "--json")
 
@@ -154,10 +125,10 @@ KINDS: list[tuple[str, JsonValue, str]] = [
 
 @pytest.mark.parametrize(("head", "outputs", "shown"), KINDS)
 def test_every_kind_is_shown_and_written_as_the_server_sent_it(
-    server: CannedServer, head: str, outputs: JsonValue, shown: str
+    server: FakeUpstream, head: str, outputs: JsonValue, shown: str
 ) -> None:
-    answer: JsonValue = {"task": "t", "version": 3, "head": head, "outputs": outputs}
-    server.answer = {"results": [{"reference": "t", **answer}]}  # pyrefly: ignore[invalid-argument]
+    answer: dict[str, JsonValue] = {"task": "t", "version": 3, "head": head, "outputs": outputs}
+    says(server, {"reference": "t", **answer})
     asked = ("predict", "Come.", "--task", "t", *at(server))
 
     ran, written = nunatak(*asked), nunatak(*asked, "--json")
@@ -169,9 +140,9 @@ def test_every_kind_is_shown_and_written_as_the_server_sent_it(
     }
 
 
-def test_questions_documents_and_aggregation_are_sent(server: CannedServer) -> None:
-    server.answer = {"results": [MISSING]}
-    rest = ("--task", "nope", "--server", server.url)
+def test_questions_documents_and_aggregation_are_sent(server: FakeUpstream) -> None:
+    says(server, MISSING)
+    rest = ("--task", "nope", *at(server))
 
     nunatak("predict", "Ann came.", "--question", "Who?", *rest)
     nunatak("predict", "Who?", "--document", "Ann", "--document", "Bob", *rest)
@@ -210,8 +181,8 @@ def test_what_cannot_be_asked_is_one_line(asked: tuple[str, ...], code: str, say
     nunatak("predict", "--task", "tone", *asked).assert_refused(code, says)
 
 
-def test_task_that_fails_does_not_hide_the_others(server: CannedServer) -> None:
-    server.answer = {"results": [MISSING, TONE]}
+def test_task_that_fails_does_not_hide_the_others(server: FakeUpstream) -> None:
+    says(server, MISSING, TONE)
 
     ran = nunatak("predict", "Come.", "--task", "nope", "--task", "tone", *at(server))
 
@@ -248,7 +219,7 @@ def test_parquet_without_the_extra_names_the_extra_before_any_work(
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_row_of_a_file_is_asked_about_in_order(
-    server: CannedServer, tmp_path: Path, name: str
+    server: FakeUpstream, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).write_text(FILES[name])
 
@@ -261,18 +232,6 @@ def test_every_row_of_a_file_is_asked_about_in_order(
     assert [line["results"][0]["predicted"] for line in lines] == ["3 characters", "10 characters"]
 
 
-def test_a_long_file_is_divided_into_requests_that_the_server_accepts(server: CannedServer) -> None:
-    server.max_inputs = 7
-    texts = ["x" * (1 + number % 50) for number in range(100)]
-
-    ran = nunatak("predict", "--file", "-", "--task", "tone", *at(server), typed="\n".join(texts))
-
-    found = [json.loads(line)["results"][0]["predicted"] for line in ran.stdout.splitlines()]
-    assert found == [f"{len(text)} characters" for text in texts]
-    asked = [body["inputs"] for body in server.bodies if isinstance(body, dict)]
-    assert sum(len(it) > 7 for it in asked if isinstance(it, list)) <= 4
-
-
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
@@ -282,7 +241,7 @@ def test_a_long_file_is_divided_into_requests_that_the_server_accepts(server: Ca
     ],
 )
 def test_all_rows_before_a_row_that_has_no_answer_are_answered(
-    server: CannedServer, tmp_path: Path, row: str, problem: str
+    server: FakeUpstream, tmp_path: Path, row: str, problem: str
 ) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"text": "a"}\n' * 20 + row + '\n{"text": "b"}')
