@@ -7,6 +7,8 @@ from nunatak_contract.errors import NunatakError
 
 START_AGAIN: Final = 75
 """Exit status of the server after `EngineFailedError` (`EX_TEMPFAIL`)."""
+WRONG_SETTINGS: Final = 78
+"""Exit status of a server with an impossible setting, which no new start helps (`EX_CONFIG`)."""
 
 
 class KeyFileError(NunatakError):

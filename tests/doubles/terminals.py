@@ -37,9 +37,9 @@ class Ran:
         """Standard output, which must be one JSON object and nothing else."""
         return _OBJECT.validate_python(json.loads(self.stdout))
 
-    def assert_refused(self, code: str, *words: str) -> None:
-        """Status 1, no output, and one line of an error with this code and these words."""
-        assert (self.exit_code, self.stdout) == (1, ""), self.stderr
+    def assert_refused(self, code: str, *words: str, status: int = 1) -> None:
+        """This status, no output, and one line of an error with this code and these words."""
+        assert (self.exit_code, self.stdout) == (status, ""), self.stderr
         assert self.stderr.partition(": ")[0] == f"error [{code}]", self.stderr
         assert self.stderr.count("\n") == 1
         assert [it for it in words if it not in self.stderr] == [], self.stderr

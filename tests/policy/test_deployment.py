@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from doubles.access import access_by_route
+from nunatak_server.errors import WRONG_SETTINGS
 from nunatak_server.http.access import PREDICT, Access
 from nunatak_server.settings import ServerSettings
 
@@ -87,11 +88,12 @@ def test_the_image_takes_extras_that_exist() -> None:
         assert re.search(rf"^{extra} = \[", PYPROJECT, flags=re.MULTILINE), extra
 
 
-def test_the_unit_gives_a_server_the_time_to_end() -> None:
+def test_the_unit_gives_a_server_the_time_to_end_and_knows_its_status() -> None:
     settings = environment_file()
     needed_s = int(settings["NUNATAK_DRAIN_DELAY_S"]) + int(settings["NUNATAK_GRACE_S"])
 
     assert int(unit()["Service"]["TimeoutStopSec"]) > needed_s
+    assert int(unit()["Service"]["RestartPreventExitStatus"]) == WRONG_SETTINGS
 
 
 def test_the_units_values_are_settings_that_a_server_takes() -> None:

@@ -88,9 +88,13 @@ def serve(
     """
     with needs_extra("server"):
         from nunatak_server.configuration import Origin, as_toml, configure
-        from nunatak_server.errors import START_AGAIN, EngineFailedError
+        from nunatak_server.errors import START_AGAIN, WRONG_SETTINGS, EngineFailedError
         from nunatak_server.telemetry.logs import log_failure, log_uncaught
-    configuration = configure(_given(context.obj), file=config)
+    try:
+        configuration = configure(_given(context.obj), file=config)
+    except NunatakError as error:
+        print_failure(error.code, str(error))
+        raise typer.Exit(WRONG_SETTINGS) from error
     if show_config:
         print_text(as_toml(configuration))
         return
