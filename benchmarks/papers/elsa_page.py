@@ -86,8 +86,9 @@ def main() -> None:
     with (options.lines / f"{MEMORY}.jsonl").open("a", encoding="utf-8") as lines:
         lines.write(f"{memory.model_dump_json()}\n")
     record(memory, sheet)
-    write_page(options.lines, PAGE)
-    print(PAGE)
+    page = options.figures.with_name(PAGE.name)
+    write_page(options.lines, page)
+    print(page)
 
 
 def write_page(lines: Path, page: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from benchmarks.harness.recording import FIGURES, Sheet, figures_parser, hardware
+from benchmarks.harness.recording import Sheet, figures_parser, hardware
 from benchmarks.ready import nunatak
 from demo.server_process import ServerProcess
 from nunatak_contract.cards import markdown_table
@@ -25,7 +25,7 @@ from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 COLUMNS = ("set", "method", "train / dev", "metric", "manifest", "served", "goal", "training s")
-PAGE = FIGURES.parent / "real-data.md"
+PAGE = "real-data.md"
 
 
 class RealTask(NamedTuple):
@@ -64,7 +64,7 @@ def main() -> None:
         name, unit = f"real.{task.name}.{task.shown.replace(' ', '')}", task.metric.value
         sheet.record(name, [served[task.name]], unit=unit, goal=task.goal)
     text = page(outcomes, served)
-    PAGE.write_text(text, encoding="utf-8")
+    arguments.figures.with_name(PAGE).write_text(text, encoding="utf-8")
     print(text)
     # Equal to four decimals, which the page shows.
     if any(round(served[it], 4) != round(recorded(outcomes[it]), 4) for it in served):

@@ -228,8 +228,7 @@ def _process(
                 _wait_until_it_listens(process, address)
                 yield process, address
                 return
-        ended = f"{command[1]} ended with code {process.wait()} before it was ready"
-        raise StartError(f"{ended}; its last words are in {deployment.log}")
+        raise StartError(f"{command[1]} ended with code {process.wait()}, see {deployment.log}")
 
 
 def _wait_until_it_listens(process: subprocess.Popen[str], address: str) -> None:
