@@ -26,7 +26,6 @@ from doubles.waiting import changed
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Branch, TrunkCache, TrunkSource
 from nunatak_server.engine.compute import BatchCompute
-from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import (
     DeadlineExceededError,
     EngineFailedError,
@@ -35,13 +34,6 @@ from nunatak_server.errors import (
 )
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import RowAnswer
-
-
-def held() -> tuple[FakeCompute, Engine]:
-    """An engine whose first batch ends when it may."""
-    compute = FakeCompute()
-    compute.may_finish.clear()
-    return compute, make_engine(compute)
 
 
 class WatchedCache(TrunkCache):
@@ -196,20 +188,24 @@ async def test_a_row_past_its_deadline_is_told_so_and_never_computed(branch: Bra
 
 
 async def test_rows_that_are_withdrawn_while_they_wait_are_never_computed(branch: Branch) -> None:
-    compute, engine = held()
-    running, gone, *waiting = (make_row(branch, token) for token in (1, 2, 3, 4))
+    """One that leaves during its batch takes the answer from no other row of the batch."""
+    compute = FakeCompute()
+    compute.may_finish.clear()
+    engine = make_engine(compute)
+    running, beside, gone, *waiting = (make_row(branch, token) for token in range(1, 6))
     engine.start()
-    engine.submit([running])
+    engine.submit([running, beside])
     await asyncio.to_thread(compute.has_begun.wait, 60)
 
     engine.submit([gone, waiting[0]])
     engine.submit(waiting[1:])
     engine.withdraw([running, gone])
     compute.may_finish.set()
-    await asyncio.wait([row.future for row in waiting])
+    answers = await asyncio.gather(*(row.future for row in (beside, *waiting)))
     await engine.aclose()
 
-    assert compute.batches == [[1], [3, 4]]
+    assert compute.batches == [[1, 2], [4, 5]]
+    assert [logits_of(it)[0] for it in answers] == [2, 4, 5]
     assert running.is_cancelled
     assert gone.is_cancelled
     assert engine.num_rows == 0
@@ -235,20 +231,6 @@ async def test_a_row_that_is_withdrawn_between_two_batches_is_never_computed(
 
     assert compute.batches == [list(range(1, LIMITS.max_rows + 1))]
     assert rows[-1].is_cancelled
-
-
-async def test_a_caller_that_leaves_during_the_batch_disturbs_nobody(branch: Branch) -> None:
-    compute, engine = held()
-    gone, waiting = make_row(branch, 1), make_row(branch, 2)
-    engine.start()
-    engine.submit([gone, waiting])
-    await asyncio.to_thread(compute.has_begun.wait, 60)
-
-    gone.future.cancel()
-    compute.may_finish.set()
-
-    assert logits_of(await waiting.future)[0] == 2
-    await engine.aclose()
 
 
 NO_NUMBERS = (float("nan"), float("inf"), float("-inf"))

@@ -55,9 +55,8 @@ def rows_at(
 class Simulation:
     """The waiting rows, the simulated time, and the time of each answer."""
 
-    def __init__(self, machine: Machine, rules: TurnRules) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.rules = rules
         self.now = 0.0
         self.queue = list[tuple[float, int, PendingRow]]()
         self.pending = Queues()
@@ -77,7 +76,7 @@ class Simulation:
 
     def run_batch(self) -> None:
         """Run one batch, and preempting batches between its layers."""
-        plan = plan_next(self.pending, limits=self.limits, order=self.order, rules=self.rules)
+        plan = plan_next(self.pending, limits=self.limits, order=self.order)
         self.take(plan)
         seconds, preempted_by = self.machine.seconds(plan.work), 0.0
         for _ in range(self.machine.num_layers):
@@ -97,7 +96,7 @@ class Simulation:
             self.pending.add(arrived)
             plan = plan_preemption(
                 arrived, running=running, preempted_by=preempted_by + charged, queues=self.pending,
-                limits=self.limits, order=self.order, rules=self.rules,
+                limits=self.limits, order=self.order, rules=TurnRules(),
             )  # fmt: skip
             if plan is not None:
                 self.take(plan)
@@ -115,14 +114,10 @@ class Simulation:
 
 
 def simulate(
-    machine: Machine,
-    arrivals: Sequence[Arrival],
-    *,
-    rules: TurnRules | None = None,
-    until_s: float = 1e9,
+    machine: Machine, arrivals: Sequence[Arrival], *, until_s: float = 1e9
 ) -> dict[int, float]:
     """Return the seconds from arrival to answer, for rows answered by `until_s`, by group."""
-    simulation = Simulation(machine, rules or TurnRules())
+    simulation = Simulation(machine)
     simulation.queue = [(it.at_s, it.row.spec.group, it.row) for it in arrivals]
     heapq.heapify(simulation.queue)
     came = {row.spec.group: at_s for at_s, _, row in simulation.queue}
@@ -283,36 +278,3 @@ def median_of_light(waits: dict[int, float]) -> float:
 
 def num_noisy(waits: dict[int, float]) -> int:
     return sum(group < LIGHT for group in waits)
-
-
-@pytest.mark.parametrize("num_layers", [1, 6])
-def test_a_caller_with_many_tasks_gets_no_more_than_one_with_one(num_layers: int) -> None:
-    machine = replace(PROCESSOR, num_layers=num_layers)
-    busy = [
-        arrival
-        for index in range(9)
-        for arrival in rows_at(
-            [0.0] * 100, f"task-{index}", first_group=1000 * index, caller="busy"
-        )
-    ]
-    modest = rows_at([0.0] * 100, "task", first_group=LIGHT, caller="modest")
-
-    waits = simulate(machine, [*busy, *modest])
-
-    done = max(wait for group, wait in waits.items() if group >= LIGHT)
-    alone = max(simulate(machine, modest).values())
-    assert done <= 2.1 * alone
-
-
-@pytest.mark.parametrize("num_layers", [1, 6])
-def test_a_weight_is_a_share_of_the_device(num_layers: int) -> None:
-    machine = replace(PROCESSOR, num_layers=num_layers)
-    rules = TurnRules(weights={"gold": 3.0})
-    gold = rows_at([0.0] * 90, "task", first_group=NOISY, caller="gold")
-    free = rows_at([0.0] * 90, "task", first_group=LIGHT, caller="free")
-
-    waits = simulate(machine, [*gold, *free], rules=rules)
-
-    done = max(wait for group, wait in waits.items() if group < LIGHT)
-    answered = sum(wait <= done for group, wait in waits.items() if group >= LIGHT)
-    assert answered == pytest.approx(30, abs=5)

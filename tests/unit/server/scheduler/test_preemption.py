@@ -165,11 +165,11 @@ def test_a_flow_preempts_until_it_is_a_batch_ahead_and_no_other_goes_less_for_it
     assert bench.arrive(waiting_row("other", 1000))
 
 
-@pytest.mark.parametrize(("weight", "expected"), [(1.0, 8), (2.0, 16)])
+@pytest.mark.parametrize(("weights", "expected"), [({}, 8), ({"y": 2.0}, 16), ({"x": 2.0}, 4)])
 def test_a_caller_preempts_another_until_it_is_a_batch_ahead_by_weight(
-    weight: float, expected: int
+    weights: dict[str, float], expected: int
 ) -> None:
-    rules = TurnRules(weights={"y": weight})
+    rules = TurnRules(weights=weights)
     bench, number = Bench(heavy(100, caller="x"), rules=rules), 0
 
     while bench.arrive(waiting_row(f"task-{number}", number, caller="y")):
