@@ -65,6 +65,17 @@ def test_what_is_written_after_a_restore_is_there_for_all(
             other.delete("intent", 2)
 
 
+def test_a_change_by_others_after_a_restore_is_seen(site: RestoreSite, registry: Registry) -> None:
+    site.restore("early")
+    restored = registry.generation()
+
+    with Registry.open(site.location) as other:
+        other.promote("intent", "next", 1)
+
+    assert registry.generation().number == restored.number + 1
+    assert registry.task("intent").aliases == {"next": 1, "prod": 1}
+
+
 def test_two_indexes_that_counted_as_many_changes_are_distinguished(
     site: RestoreSite, registry: Registry
 ) -> None:
