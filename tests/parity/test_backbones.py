@@ -144,6 +144,7 @@ OTHERWISE: dict[Family, list[dict[str, object]]] = {
 }
 """Settings that change the computation, each refused with what was given."""
 REFUSED: tuple[tuple[Family, dict[str, object], str], ...] = (  # pyrefly: ignore[bad-assignment]
+    ("bert", {"hidden_act": "mish"}, "hidden_act must be one of"),
     ("roberta", {"pad_token_id": None}, "pad_token_id"),
     ("distilbert", {"hidden_size": 8}, "dim and hidden_size"),
     ("distilbert", {"activation": "mish"}, "activation must be"),

@@ -1,6 +1,7 @@
 """peft's folders here and our folders in peft: the same logits, for every kind of adapter."""
 
 from dataclasses import replace
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -75,38 +76,17 @@ SCORES = (
 )
 
 patterns = st.sampled_from(PATTERN_KEYS)
-
-
-def listed(
-    targets: list[str], layers: set[int] | None, layers_pattern: str | None
-) -> dict[str, Any]:
-    if layers is None:
-        return {"target_modules": targets}
-    return {
-        "target_modules": targets,
-        "layers_to_transform": sorted(layers),
-        "layers_pattern": layers_pattern,
-    }
-
-
-def named(target_modules: str) -> dict[str, Any]:
-    return {"target_modules": target_modules}
-
-
-def together(modules: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
-    return {**modules, **numbers}
-
-
+modules = st.lists(st.sampled_from((*PATHS, "dense")), min_size=1, unique=True)
+layers = st.sets(st.integers(0, NUM_LAYERS - 1), min_size=1).map(sorted)
 adapters = st.builds(
-    together,
+    or_,
     st.one_of(
-        st.builds(
-            listed,
-            st.lists(st.sampled_from((*PATHS, "dense")), min_size=1, unique=True),
-            st.none() | st.sets(st.integers(0, NUM_LAYERS - 1), min_size=1),
-            st.sampled_from((None, "layer")),
+        st.fixed_dictionaries({"target_modules": modules}),
+        st.fixed_dictionaries(
+            {"target_modules": modules, "layers_to_transform": layers},
+            optional={"layers_pattern": st.just("layer")},
         ),
-        st.builds(named, st.sampled_from((*REGEXES, "all-linear"))),
+        st.fixed_dictionaries({"target_modules": st.sampled_from((*REGEXES, "all-linear"))}),
     ),
     st.fixed_dictionaries(
         {

@@ -10,12 +10,11 @@ from torch.nn import functional
 
 from doubles.backbones import Family
 from doubles.sentence_folders import RELEASES, edit, save_sentence_folder, their_vectors, write
-from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.enums import Pooling
 from nunatak_model import (
     CorruptBackboneError,
     Row,
     UnsupportedBackboneError,
-    default_head,
     embedding_branch,
     forward,
     load_backbone,
@@ -187,13 +186,6 @@ def test_lower_case_is_asked_of_a_tokenizer_that_lowers_it_only(tmp_path: Path) 
     check_vectors(lowering)
     with pytest.raises(UnsupportedBackboneError, match="do_lower_case"):
         load_backbone(keeping)
-
-
-def test_new_heads_pool_as_the_checkpoint_does(tmp_path: Path) -> None:
-    folder = save_sentence_folder(tmp_path / "it", release=6)
-
-    kind = HeadKind.SEQUENCE_CLASSIFICATION
-    assert default_head(load_backbone(folder), kind=kind, num_labels=2).pooling is Pooling.MEAN
 
 
 ENCODER = {"type": "sentence_transformers.models.Transformer", "path": ""}

@@ -99,6 +99,8 @@ def test_the_folder_holds_no_more_than_serving_reads(tmp_path: Path, store: Path
 def test_shards_and_half_precision_keep_the_digest(tmp_path: Path) -> None:
     folder = save_tiny_backbone(tmp_path / "base")
     tensors = {name: it.half() for name, it in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    whole = load_backbone(folder).digest
     (folder / "model.safetensors").unlink()
     shards = {"model-1.safetensors": list(tensors)[::2], "model-2.safetensors": list(tensors)[1::2]}
     for file, names in shards.items():
@@ -106,7 +108,8 @@ def test_shards_and_half_precision_keep_the_digest(tmp_path: Path) -> None:
     index = {"weight_map": {name: file for file, names in shards.items() for name in names}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    assert add(folder).digest == load_backbone(folder).digest == load_backbone("base").digest
+    assert whole == add(folder).digest == load_backbone(folder).digest
+    assert whole == load_backbone("base").digest
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
@@ -176,28 +179,6 @@ def test_the_comparison_sees_every_setting_that_a_reader_may_miss(
 
     with raises("unsupported_import", match="differ from the answers in its own library"):
         check_answers(Checkpoint(folder), vector_branch(backbone), backbone, expected)
-
-
-REFUSALS: dict[str, tuple[dict[str, object], str]] = {
-    "architecture": ({"model_type": "funnel"}, "must be one of .*; take a checkpoint of one of"),
-    "own-code": ({"model_type": "acme", "auto_map": {"AutoModel": "x.Y"}}, "model_type must be"),
-    "activation": ({"hidden_act": "mish"}, "hidden_act must be one of"),
-    "quantized": ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_a_variant_that_is_not_available_is_refused_by_name(
-    tmp_path: Path, store: Path, name: str
-) -> None:
-    changes, message = REFUSALS[name]
-    folder = save_tiny_backbone(tmp_path / "base")
-    edit_json(folder / "config.json", changes)
-
-    with raises("unsupported_import", match=message):
-        add(folder)
-
-    assert not (store / "base").exists()
 
 
 def edited(file: str, changes: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, Damage]]:

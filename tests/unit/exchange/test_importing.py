@@ -13,7 +13,6 @@ from doubles.published import TwinFactory
 from doubles.refusals import raises
 from doubles.sentence_folders import edit
 from nunatak_contract.enums import HeadKind, ImportFormat
-from nunatak_contract.errors import InvalidNameError
 from nunatak_contract.manifest import MAX_NOTE_CHARS, TaskManifest
 from nunatak_contract.methods import TopK
 from nunatak_exchange.checkpoint import Checkpoint
@@ -137,13 +136,6 @@ def test_a_remark_is_kept_whole_or_refused(bert: TwinFactory, tmp_path: Path) ->
     assert drafted(bert, imported, note=remark).manifest.note == f"importe; {remark}"
     with raises("unpublishable", match="note: expected at most 4096 characters"):
         drafted(bert, imported, note=2 * remark)
-
-
-def test_a_malformed_name_is_refused(bert: TwinFactory, tmp_path: Path) -> None:
-    save_checkpoint(bert, tmp_path)
-
-    with pytest.raises(InvalidNameError):
-        drafted(bert, import_folder(Checkpoint(tmp_path), bert.backbone), task="../x")
 
 
 def test_all_checks_of_a_folder_see_the_same_settings(tmp_path: Path) -> None:

@@ -144,16 +144,6 @@ def test_integers_are_refused_on_a_backbone_that_has_none(plain: Backbone) -> No
         load_task(numbered(claimed), draft.blobs["parameters"], plain)
 
 
-def test_versions_of_the_original_and_of_the_quantized_are_kept_apart(
-    plain: Backbone, quantized: Backbone
-) -> None:
-    for made_on, served_on in ((plain, quantized), (quantized, plain)):
-        draft, blobs = tiny_task(made_on)
-
-        with raises("backbone_mismatch", match=r"\+int8"):
-            load_task(numbered(draft), blobs["parameters"], served_on)
-
-
 def test_other_programs_folders_are_neither_read_nor_written(
     quantized: Backbone, tmp_path: Path
 ) -> None:

@@ -1,19 +1,22 @@
-"""Task versions as folders that transformers loads."""
+"""Task versions as folders that transformers and sentence-transformers load."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from doubles.backbones import ANSWERING, DECODERS, FAMILIES, Family, tiny_backbone
-from doubles.checkpoints import TEXTS, encodings, loaded_task, published_logits
+from doubles.checkpoints import TEXTS, encodings, loaded_task, logits, published_logits
 from doubles.published import AUTO_CLASSES, Twin, TwinFactory
 from doubles.refusals import raises
-from doubles.tasks import MAX_LENGTH
-from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
+from doubles.tasks import MAX_LENGTH, random_parameters
+from nunatak_contract.enums import Activation, HeadKind, HeadNorm, LinearMap, Pooling, ProblemType
+from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
     Bottleneck,
@@ -25,10 +28,16 @@ from nunatak_contract.methods import (
     TopK,
 )
 from nunatak_exchange.checkpoint import Checkpoint
-from nunatak_exchange.transformers_export import export_backbone, export_transformers
+from nunatak_exchange.transformers_export import (
+    export_backbone,
+    export_sentence_transformers,
+    export_transformers,
+)
 from nunatak_exchange.transformers_import import import_transformers
-from nunatak_model import BranchSpec, HeadSpec, build_branch, initial_parameters, load_backbone
+from nunatak_model import Backbone, Branch, BranchSpec, HeadSpec, build_branch, load_backbone
+from nunatak_versions import LoadedTask
 
+Export = Callable[[LoadedTask, Path, Backbone], None]
 TOKENIZERS: Any = AutoTokenizer
 AUTO_MODEL: Any = AutoModel
 METHODS: tuple[Method, ...] = (
@@ -38,6 +47,16 @@ METHODS: tuple[Method, ...] = (
     Ia3(),
     Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=(), first_layer=1),
     Full(),
+)
+GELU_BLOCK = DenseBlock(activation=Activation.GELU, bias=True, norm=HeadNorm.NONE)
+BRANCHES: tuple[tuple[Method, HeadSpec], ...] = (
+    (TopK(num_layers=2), HeadSpec(num_labels=3, pooling=Pooling.MEAN)),
+    (Full(), HeadSpec(num_labels=5, pooling=Pooling.FIRST, bias=False)),
+    (
+        Lora(rank=3, alpha=5.0, targets=tuple(LinearMap), first_layer=1),
+        HeadSpec(num_labels=4, pooling=Pooling.MEAN, dense=True, block=GELU_BLOCK),
+    ),
+    (HeadOnly(), HeadSpec(num_labels=2, pooling=Pooling.FIRST, dense=True, block=TANH_BLOCK)),
 )
 
 
@@ -144,40 +163,57 @@ def test_the_tokenizer_gives_the_same_token_ids(factory: TwinFactory, tmp_path: 
     assert ("token_type_ids" in batch) == expects_types
 
 
+def drawn(backbone: Backbone, method: Method, head: HeadSpec) -> Branch:
+    spec = BranchSpec(method=method, head=head)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+
+
+@pytest.mark.each
+@pytest.mark.parametrize(("method", "head"), BRANCHES)
+def test_the_vector_that_sentence_transformers_gives_a_text_is_the_logits_of_the_task(
+    factory: TwinFactory, tmp_path: Path, method: Method, head: HeadSpec
+) -> None:
+    backbone = factory.backbone
+    branch = drawn(backbone, method, head)
+
+    export_sentence_transformers(loaded_task(backbone, branch), tmp_path / "out", backbone)
+
+    model: Any = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    vectors = model.encode(list(TEXTS), convert_to_tensor=True)
+    expected = [logits(backbone, branch, it) for it in encodings(backbone)]
+    torch.testing.assert_close(vectors, torch.stack(expected), atol=1e-4, rtol=0)
+    assert model.max_seq_length == MAX_LENGTH
+    assert len(model[0].auto_model.config.id2label) == head.num_labels
+
+
+BOTTLENECK = Bottleneck(size=4)
+FIRST_DENSE = HeadSpec(num_labels=2, pooling=Pooling.FIRST, dense=True)
+FIRST, MEAN = (HeadSpec(num_labels=2, pooling=it) for it in (Pooling.FIRST, Pooling.MEAN))
+TAGS = HeadSpec(num_labels=3, kind=HeadKind.TOKEN_CLASSIFICATION)
+
+
 @pytest.mark.parametrize(
-    ("method", "head", "part"),
+    ("export", "method", "head", "part"),
     [
-        (
-            Bottleneck(size=4),
-            HeadSpec(num_labels=2, pooling=Pooling.FIRST, dense=True),
-            "bottleneck adapters",
-        ),
-        (
-            HeadOnly(),
-            HeadSpec(num_labels=2, pooling=Pooling.MEAN, dense=False),
-            "mean pooling, no dense layer",
-        ),
-        (
-            HeadOnly(),
-            HeadSpec(num_labels=2, pooling=Pooling.FIRST, dense=False),
-            "first pooling, no dense layer",
-        ),
+        (export_transformers, BOTTLENECK, FIRST_DENSE, "bottleneck adapters"),
+        (export_transformers, HeadOnly(), MEAN, "mean pooling, no dense layer"),
+        (export_transformers, HeadOnly(), FIRST, "first pooling, no dense layer"),
+        (export_sentence_transformers, BOTTLENECK, MEAN, "bottleneck"),
+        (export_sentence_transformers, HeadOnly(), TAGS, "no modules"),
     ],
 )
-def test_what_no_class_computes_is_refused_with_the_alternative(
-    tmp_path: Path, method: Method, head: HeadSpec, part: str
+def test_what_a_library_does_not_compute_is_refused_with_the_alternative(
+    export: Export, method: Method, head: HeadSpec, part: str, tmp_path: Path
 ) -> None:
     backbone = tiny_backbone()
-    spec = BranchSpec(method=method, head=head)
-    generator = torch.Generator().manual_seed(0)
-    parameters = initial_parameters(spec, backbone, generator=generator)
-    branch = build_branch(spec, backbone.config, parameters)
+    task = loaded_task(backbone, drawn(backbone, method, head))
 
     with raises("unsupported_export", match=part) as caught:
-        export_transformers(loaded_task(backbone, branch), tmp_path / "out", backbone)
+        export(task, tmp_path / "out", backbone)
 
     assert "--format hub" in str(caught.value)
-    assert ("--format sentence-transformers" in str(caught.value)) == (method == HeadOnly())
+    is_advised = export is export_transformers and method == HeadOnly()
+    assert ("--format sentence-transformers" in str(caught.value)) == is_advised
     assert list(tmp_path.iterdir()) == []
 
 

@@ -52,21 +52,6 @@ def test_the_digest_sees_weights_tokenizer_and_configuration(folder: Path, tmp_p
     assert len(digests) == 4
 
 
-def test_a_sharded_checkpoint_is_the_same_backbone(folder: Path) -> None:
-    whole = load_backbone(folder).digest
-    tensors = load((folder / "model.safetensors").read_bytes())
-    names = sorted(tensors)
-    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, members in shards.items():
-        (folder / file).write_bytes(save({name: tensors[name] for name in members}))
-    weight_map = {name: file for file, members in shards.items() for name in members}
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": weight_map}))
-    (folder / "model.safetensors").unlink()
-
-    assert load_backbone(folder).digest == whole
-
-
 def test_a_source_that_is_nowhere_is_not_found(tmp_path: Path) -> None:
     with raises("backbone_not_found", match="no such folder"):
         load_backbone(str(tmp_path / "nowhere" / "at" / "all"))

@@ -143,26 +143,6 @@ def test_no_rows_give_no_logits() -> None:
     assert forward(BACKBONE, []) == []
 
 
-@pytest.mark.each
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
-@pytest.mark.parametrize("method", EVERY_FORM, ids=repr)
-def test_gradients_of_ragged_rows_reach_every_parameter_of_the_branch_and_none_of_the_backbone(
-    family: Family, method: Method
-) -> None:
-    backbone = tiny_backbone(family=family)
-    branch = random_branch(backbone, method, num_labels=3)
-    parameters = {name: it.requires_grad_() for name, it in branch.parameters.items()}
-    texts = [encoded(range(5, 5 + n)) for n in (3, 40, 50, 60)]
-
-    logits = forward(backbone, [Row(encoding=it, branch=branch) for it in texts], dropout=0.1)
-    gradients = torch.autograd.grad(torch.stack(logits).square().sum(), list(parameters.values()))
-
-    for name, gradient in zip(parameters, gradients, strict=True):
-        assert gradient.any(), name
-        assert gradient.isfinite().all(), name
-    assert all(tensor.grad is None for tensor in backbone.parameters.values())
-
-
 def test_dropout_changes_the_branch_but_never_the_trunk() -> None:
     deep = Row(encoding=encoded(range(5, 25)), branch=branch_of(TopK(num_layers=3), 1))
 

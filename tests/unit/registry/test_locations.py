@@ -28,15 +28,6 @@ def test_environment_names_the_default_location_and_else_it_is_a_folder_of_the_u
     assert default_location().endswith("nunatak/registry")
 
 
-def test_folder_holds_index_and_blobs(tmp_path: Path) -> None:
-    place = parse_location(tmp_path)
-
-    assert place.folder == tmp_path
-    assert place.index_url.database == str(tmp_path / "index.sqlite3")
-    assert place.blob_root == str(tmp_path / "blobs")
-    assert parse_location(str(tmp_path)) == place
-
-
 def test_url_names_index_and_blobs_and_keeps_other_options() -> None:
     place = parse_location("postgresql+psycopg://u:p@h:1/db?blobs=s3://b/p&connect_timeout=3")
 

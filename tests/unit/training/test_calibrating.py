@@ -30,11 +30,6 @@ def recipe_of(**changes: JsonValue) -> Recipe:
     return default_recipe(METHOD, changes={**quick, **changes})
 
 
-@pytest.fixture(scope="module", name="backbone")
-def make_backbone() -> Backbone:
-    return tiny_backbone(num_layers=2)
-
-
 @pytest.fixture(scope="module", name="pair")
 def train_both(backbone: Backbone) -> tuple[TrainedTask, TrainedTask]:
     """One task without and one with calibration."""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import SHORT_TRAINING, toy_data, toy_rows
-from doubles.refusals import raises
 from doubles.tasks import EVERY_METHOD
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
@@ -131,11 +130,6 @@ def test_head_follows_the_backbone_unless_the_recipe_says_otherwise(backbone: Ba
 
     assert (own.num_labels, own.pooling, own.dense) == (3, Pooling.MEAN, False)
     assert (changed.pooling, changed.dense) == (Pooling.FIRST, True)
-
-
-def test_method_that_does_not_fit_the_backbone_is_refused(backbone: Backbone) -> None:
-    with raises("invalid_method", match="topk layers"):
-        trained(TopK(num_layers=9), backbone)
 
 
 @pytest.mark.parametrize(

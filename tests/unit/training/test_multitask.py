@@ -23,11 +23,6 @@ from nunatak_training.report import Report
 NUM_TRAIN = {"letters": 64, "value": 20}
 
 
-@pytest.fixture(name="backbone", scope="module")
-def make_backbone() -> Backbone:
-    return tiny_backbone(num_layers=2)
-
-
 @pytest.fixture(name="tasks", scope="module")
 def make_tasks() -> dict[str, TaskData]:
     return {"letters": toy_data(), "value": _values()}

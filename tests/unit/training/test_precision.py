@@ -42,7 +42,6 @@ PRODUCTS = {"mm", "addmm", "addmm_"}
 DATA = toy_data()
 ALL_MAPS = Lora(rank=4, alpha=16.0, targets=tuple(LinearMap))
 METHODS = [ALL_MAPS if it.kind == "lora" else it for it in EVERY_METHOD]
-OF_EACH = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
 
 
 class Products(TorchDispatchMode):
@@ -96,26 +95,23 @@ def step_on(
 
 
 @pytest.mark.parametrize(
-    ("family", "method"),
-    [*(("bert", it) for it in METHODS), *((it, ALL_MAPS) for it in FAMILIES if it != "bert")],
-    ids=lambda it: it if isinstance(it, str) else it.kind,
+    ("family", "method", "dtype"),
+    [
+        *(("bert", it, dtype) for it in METHODS for dtype in (torch.bfloat16, torch.float32)),
+        *((it, ALL_MAPS, torch.bfloat16) for it in FAMILIES if it != "bert"),
+    ],
+    ids=lambda it: str(getattr(it, "kind", it)),
 )
-def test_every_product_of_a_step_is_rounded_and_every_weight_stays_float32(
-    family: Family, method: Method
+def test_every_product_of_a_step_has_the_precision_and_every_weight_stays_float32(
+    family: Family, method: Method, dtype: torch.dtype
 ) -> None:
-    formats, parameters = step_on(tiny_backbone(num_layers=2, family=family), method, "bfloat16")
+    precision = str(dtype).removeprefix("torch.")
+    formats, parameters = step_on(tiny_backbone(num_layers=2, family=family), method, precision)
 
-    assert set(formats) == {torch.bfloat16}
+    assert set(formats) == {dtype}
     gradients = [it.grad for it in parameters.values() if it.grad is not None]
     assert len(gradients) == len(parameters)
     assert {it.dtype for it in (*parameters.values(), *gradients)} == {torch.float32}
-
-
-@OF_EACH
-def test_no_product_is_rounded_by_default(method: Method, backbone: Backbone) -> None:
-    formats, _ = step_on(backbone, method, "float32")
-
-    assert set(formats) == {torch.float32}
 
 
 def test_bfloat16_learns_what_float32_learns_and_returns_float32(backbone: Backbone) -> None:
@@ -204,7 +200,7 @@ def test_bfloat16_is_refused_on_a_device_without_it(
         check_recipe(recipe, DATA, moved(backbone))
 
 
-@OF_EACH
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
 def test_a_gpu_rounds_every_product_too(method: Method, backbone: Backbone) -> None:
     recipe = quick_recipe(method, precision="bfloat16")
     spec = branch_spec(recipe, backbone, kind=DATA.kind.head, num_outputs=len(DATA.labels))

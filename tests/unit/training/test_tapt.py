@@ -38,11 +38,6 @@ from nunatak_training.tapt import (
 TUNING = [it for it in EVERY_METHOD if it.kind != "head"]
 
 
-@pytest.fixture(name="backbone", scope="module")
-def make_backbone() -> Backbone:
-    return tiny_backbone(num_layers=2)
-
-
 def recipe_of(method: Method) -> Recipe:
     changes = {"epochs": 1, "batch_size": 8, "max_length": 32, "learning_rate": 5e-3}
     return default_recipe(method, changes=changes)

@@ -71,10 +71,6 @@ def take(from_banks: SlotBanks, form: str = "a") -> Slot[tuple[str, ...]]:
     return from_banks.take(form, SHAPES, names)  # pyrefly: ignore[bad-argument-type]
 
 
-def filled(value: float) -> dict[str, Tensor]:
-    return {name: torch.full(shape, value) for name, shape in SHAPES.items()}
-
-
 @pytest.mark.parametrize("members", MEMBERS, ids=lambda it: str(it)[:40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_grouped_product_is_the_loop_over_its_slots(
@@ -159,16 +155,6 @@ def test_each_token_is_normalised_with_the_gain_of_its_slot(
         torch.testing.assert_close(y[token], expected)
 
 
-def test_versions_of_one_form_share_a_page_until_it_is_full() -> None:
-    of_two = banks(page_slots=2)
-
-    slots = [take(of_two) for _ in range(3)]
-
-    assert slots[0].page is slots[1].page
-    assert slots[2].page is not slots[0].page
-    assert len({slot.place for slot in slots}) == 3
-
-
 @pytest.mark.parametrize(
     ("first_page", "first_slots"), [(2, FIRST_SLOTS), (13, 13), (1000, MAX_SLOTS)]
 )
@@ -182,59 +168,6 @@ def test_only_the_first_page_of_large_versions_is_small(
 
     assert slots[0].page.num_slots == first_slots
     assert slots[-1].page.num_slots == MAX_SLOTS
-
-
-def test_forms_share_no_page() -> None:
-    both = banks()
-
-    first, second = take(both, "a"), take(both, "b")
-
-    assert first.page is not second.page
-
-
-def test_a_slot_is_taken_once_and_again_only_when_its_holder_is_gone() -> None:
-    of_two = banks(page_slots=2)
-    first, second = take(of_two), take(of_two)
-    index, page = first.index, first.page
-    del first
-
-    third = take(of_two)
-
-    assert third.page is page
-    assert third.index == index != second.index
-
-
-def test_a_page_ends_with_its_last_slot() -> None:
-    few = banks()
-    first, second = take(few), take(few)
-    assert few.num_bytes() == MAX_SLOTS * SLOT_BYTES
-
-    del first
-    assert few.num_bytes() == MAX_SLOTS * SLOT_BYTES
-    del second
-
-    assert few.num_bytes() == 0
-
-
-def test_what_is_written_stays_in_its_slot() -> None:
-    some = banks()
-    slots = [take(some) for _ in range(3)]
-
-    for value, slot in enumerate(slots):
-        slot.write(filled(float(value)))
-
-    for value, slot in enumerate(slots):
-        parameters = slot.parameters()
-        assert parameters.keys() == SHAPES.keys()
-        assert all(bool((tensor == value).all()) for tensor in parameters.values())
-
-
-def test_a_version_larger_than_a_page_has_one_of_its_own() -> None:
-    tiny = SlotBanks(dtype=torch.float32, device=CPU, page_bytes=1)
-
-    slot = take(tiny)
-
-    assert slot.page.num_slots == 1
 
 
 @pytest.mark.parametrize("page_slots", [1, 5, MAX_SLOTS])

@@ -7,7 +7,6 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, tensors_to_bytes
@@ -42,11 +41,6 @@ def mixed_out(tensors: dict[str, Tensor]) -> Mixout:
         for tensor in tensors.values():
             tensor.fill_(OWN)
     return mixout
-
-
-@pytest.fixture(name="backbone", scope="module")
-def make_backbone() -> Backbone:
-    return tiny_backbone(num_layers=2)
 
 
 def recipe_of(name: RegularizerName, method: Method, **changes: JsonValue) -> Recipe:

@@ -1,4 +1,4 @@
-"""Every kind of index: policies, of which the newest version serves."""
+"""Every kind of index: policies and question cards, of which the newest version serves."""
 
 import getpass
 from pathlib import Path
@@ -11,7 +11,9 @@ from doubles.policies import make_policy, make_rule, when
 from doubles.postgres import ANYWHERE
 from doubles.refusals import raises
 from nunatak_contract.enums import OnFailure, Reads, VerdictAction
+from nunatak_contract.questions import QuestionCard
 from nunatak_registry import FindingKind, Registry
+from nunatak_registry.blobs.blobs import digest_of
 
 FIRST = make_policy(make_rule(when("intent", "yes", threshold=0.5)))
 SECOND = FIRST.model_copy(update={"on_failure": OnFailure.ALLOW})
@@ -107,19 +109,6 @@ def test_a_policy_that_its_tasks_cannot_decide_is_not_published(stocked: Registr
 
 
 @pytest.mark.each
-@pytest.mark.parametrize("asked", ["intent/1", "intent"])
-def test_the_last_version_that_a_policy_asks_is_not_deleted(stocked: Registry, asked: str) -> None:
-    publish_one(stocked, "other")
-    stocked.policies.put(make_policy(make_rule(when(asked, "yes"))))
-    stocked.delete("intent", 2)
-
-    with raises("version_in_use", match="policy guard"):
-        stocked.delete("intent", 1)
-    stocked.policies.put(make_policy(make_rule(when("other", "yes"))))
-    stocked.delete("intent", 1)
-
-
-@pytest.mark.each
 @pytest.mark.parametrize("damage", ["document = '{}'", "published_at = 'then'"])
 def test_a_damaged_policy_is_refused_and_found_by_verify(
     stocked: Registry, location: str, damage: str
@@ -159,3 +148,128 @@ def test_a_copy_onto_another_policy_of_the_name_is_refused(
         with raises("copy_conflict", match="policy 'guard'"):
             target.policies.take("guard", stocked.policies)
         assert target.policies.numbers() == {"guard": 1}
+
+
+def make_card(name: str = "urgent", **changes: object) -> QuestionCard:
+    question = {"type": "noul", "instructions": "Is it urgent?"}
+    return QuestionCard.model_validate(
+        {"name": name, "task": "intent", "question": question, **changes}
+    )
+
+
+CARD = make_card()
+LATE = make_card("late", question={"type": "noul", "instructions": "Is it late?"})
+
+
+def test_the_newest_version_of_a_card_answers_its_question(stocked: Registry) -> None:
+    other = make_card(question={"type": "noul", "instructions": "Is it late?"})
+    stocked.questions.put(CARD)
+    put = stocked.questions.put(other)
+
+    cards = stocked.questions.cards()
+    assert (cards.find(other.question.digest), cards.single) == (put, (put,))
+    assert cards.find(CARD.question.digest) is None
+
+
+def test_a_question_has_one_card(stocked: Registry) -> None:
+    stocked.questions.put(CARD)
+
+    with raises("invalid_question", match="the card 'urgent' has the same question"):
+        stocked.questions.put(make_card("again", task="intent/1"))
+    assert stocked.questions.numbers() == {"urgent": 1}
+
+
+@ANYWHERE
+def test_a_card_that_its_task_cannot_answer_is_refused(stocked: Registry) -> None:
+    for card, problem in (
+        (make_card(task="nobody"), "no task 'nobody'"),
+        (make_card(task="intent@test"), "no alias 'test'"),
+        (make_card(labels={"yes": True, "perhaps": False}), "no label 'perhaps'"),
+        (make_card(labels={"yes": True}), "the label 'no' means no answer"),
+        (make_card(labels={"yes": True, "no": True}), "no label means False"),
+        (make_card(question={"type": "score", "criteria": ["yes", "no", "x"]}), "no label 'x'"),
+    ):
+        for refuse in (stocked.questions.put, stocked.questions.check):
+            with raises("invalid_question", match=problem):
+                refuse(card)
+    assert stocked.questions.numbers() == {}
+
+
+def test_a_damaged_card_leaves_no_question_certainly_unknown(tmp_path: Path) -> None:
+    place = str(tmp_path / "registry")
+    with Registry.open(place) as opened:
+        publish_many(opened, 1)
+        opened.questions.put(CARD)
+        known = opened.questions.put(LATE)
+        write_rows(place, "UPDATE nunatak_questions SET document = '{}' WHERE name = 'urgent'")
+
+        cards = opened.questions.cards()
+        assert (cards.find(LATE.question.digest), cards.damaged) == (known, ("urgent",))
+        with raises("invalid_question", match="is damaged"):
+            cards.find(CARD.question.digest)
+        with raises("invalid_question", match="is damaged"):
+            opened.questions.put(make_card("again"))
+        found = [it for it in opened.verify() if it.kind is FindingKind.QUESTION]
+        assert [it.subject for it in found] == ["urgent/1"]
+        with raises("invalid_question", match="differs from the published question card"):
+            opened.questions.get("urgent")
+
+
+def test_a_copy_brings_no_second_card_and_no_card_without_its_task(
+    stocked: Registry, tmp_path: Path
+) -> None:
+    stocked.questions.put(CARD)
+    with Registry.open(tmp_path / "target") as target:
+        with raises("copy_conflict", match="no task 'intent'"):
+            target.questions.take("urgent", stocked.questions)
+        publish_many(target, 1)
+        target.questions.put(make_card("mine"))
+        with raises("copy_conflict", match="the card 'mine' has its question there"):
+            target.questions.take("urgent", stocked.questions)
+        assert target.questions.numbers() == {"mine": 1}
+
+
+def test_verify_names_a_second_card_of_a_question_and_neither_answers(tmp_path: Path) -> None:
+    place = str(tmp_path / "registry")
+    with Registry.open(place) as opened:
+        publish_many(opened, 1)
+        opened.questions.put(CARD)
+        opened.questions.put(LATE)
+        row = make_card("late").model_dump_json()
+        values = f"document = '{row}', digest = '{digest_of(row.encode())}'"
+        write_rows(place, f"UPDATE nunatak_questions SET {values} WHERE name = 'late'")  # noqa: S608
+
+        (found,) = opened.verify()
+        assert (found.kind, found.subject) == (FindingKind.QUESTION, "urgent/1")
+        assert "the question of card 'late'" in found.message
+        with raises("invalid_question", match="several cards"):
+            opened.questions.cards().find(CARD.question.digest)
+        assert opened.questions.cards().single == ()
+
+
+@ANYWHERE
+def test_a_name_that_cannot_be_one_is_named_as_the_name_of_a_card(stocked: Registry) -> None:
+    with raises("invalid_name", match="question card name"):
+        stocked.questions.get("No Name")
+
+
+@pytest.mark.each
+@pytest.mark.parametrize("asked", ["intent/1", "intent"])
+@pytest.mark.parametrize("holder", ["policy guard", "question card urgent"])
+def test_the_last_version_that_a_document_asks_is_not_deleted(
+    stocked: Registry, holder: str, asked: str
+) -> None:
+    def ask(task: str) -> None:
+        if holder == "policy guard":
+            stocked.policies.put(make_policy(make_rule(when(task, "yes"))))
+        else:
+            stocked.questions.put(make_card(task=task))
+
+    publish_one(stocked, "other")
+    ask(asked)
+    stocked.delete("intent", 2)
+
+    with raises("version_in_use", match=holder):
+        stocked.delete("intent", 1)
+    ask("other")
+    stocked.delete("intent", 1)
