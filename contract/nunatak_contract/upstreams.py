@@ -13,6 +13,8 @@ from pydantic import TypeAdapter
 
 from nunatak_contract.questions import TypedQuestion
 
+CALL_HEADERS: Final = {"accept-encoding": "identity", "connection": "close"}
+"""Of a call. What follows a reply on a kept connection would be the reply to the next call."""
 MAX_REPLY_BYTES: Final = 8 * 1024**2
 MAX_SUM_ERROR, MAX_ROUNDING = 0.05, 0.005
 """How far probabilities may be from a sum of 1, and from their rounding (jevcompat 0.1)."""

@@ -6,16 +6,13 @@ from typing import Any
 
 import httpx
 
-from nunatak_contract.upstreams import MAX_REPLY_BYTES, ReplyBody, UnusableReplyError
+from nunatak_contract.upstreams import CALL_HEADERS, MAX_REPLY_BYTES, ReplyBody, UnusableReplyError
 
 
 def http_client(*, headers: dict[str, str] | None = None, **options: Any) -> httpx.AsyncClient:  # noqa: ANN401 - options of httpx
-    """Return a client without cookies, redirects, compression and kept connections.
-
-    What follows a reply on a kept connection would count as the reply to the next call.
-    """
+    """Return a client without cookies, redirects, compression and kept connections."""
     return httpx.AsyncClient(
-        headers={"accept-encoding": "identity", "connection": "close", **(headers or {})},
+        headers={**CALL_HEADERS, **(headers or {})},
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
         event_hooks={"response": [_without_redirect]},
         **options,

@@ -24,6 +24,7 @@ from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.plain_text import visible
 from nunatak_contract.questions import QuestionCard
 from nunatak_contract.upstreams import (
+    CALL_HEADERS,
     PROTOCOLS,
     ReplyBody,
     UnusableReplyError,
@@ -199,15 +200,13 @@ class _Upstream(Client):
         Raises:
             NunatakError: no text has a reply.
         """
-        content = json.dumps(body).encode()
         call = _Call(
             method="POST",
             path=url,
             read=lambda it: it,
-            content=content,
+            content=json.dumps(body).encode(),
             deadline_s=DEADLINE_S,
-            # What follows a reply on a kept connection would count as the reply about another text.
-            headers={"accept-encoding": "identity", "connection": "close"},
+            headers=CALL_HEADERS,
         )
         try:
             reply = self._run(call)
