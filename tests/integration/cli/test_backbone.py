@@ -121,7 +121,7 @@ def test_a_refused_checkpoint_is_one_line_with_the_reason(tmp_path: Path, data: 
 
     failed.assert_refused(
         *("unsupported_import", "cannot import 'tiny': model_type must be one of"),
-        "got 'funnel'; take a checkpoint without it",
+        "got 'funnel'; take a checkpoint of one of them",
     )
     assert not (data / "tiny").exists()
 
