@@ -14,23 +14,23 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
     "nunatak_exchange": (3756, 14),
-    "nunatak_cli": (7099, 33),
+    "nunatak_cli": (7103, 33),
     "nunatak": (602, 3),
     "nunatak_client": (2151, 6),
     "nunatak_cluster": (622, 6),
-    "nunatak_contract": (4345, 20),
+    "nunatak_contract": (4347, 20),
     "nunatak_rows": (867, 5),
     "nunatak_loadtest": (1047, 6),
     "nunatak_model": (9033, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4181, 20),
-    "nunatak_server": (21233, 89),
-    "nunatak_training": (8736, 40),
+    "nunatak_server": (21232, 89),
+    "nunatak_training": (8735, 40),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_087, 289
-CEILINGS_BESIDE = {"benchmarks": 8_498, "tests": 71_547}
+MAX_LINES, MAX_FILES = 64_091, 289
+CEILINGS_BESIDE = {"benchmarks": 8_498, "tests": 71_167}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
 MAX_FILES_OF_ONE_PREDICT = 45
