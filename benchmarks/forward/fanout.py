@@ -175,7 +175,7 @@ def race_bottlenecks(sheet: Sheet, folder: Path, setting: Asked) -> None:
     tasks, text = random_tasks(setting.backbone, methods), [setting.encoding]
     cases = {"adapters.parallel": {"composition": "parallel", "batches": [[0]]}}
     runs = setting.runs(text * NUM_TASKS, methods)
-    times = race_adapters(folder, tasks, runs, text, cases, rounds=sheet.rounds)
+    times = race_adapters(folder, BOTTLENECK, tasks, runs, text, cases, rounds=sheet.rounds)
     prefix = f"forward.fanout.bottleneck{NUM_TASKS}.k{TOP_LAYERS}.{setting.name}"
     for form in setting.forms:
         samples = ratios(times, "adapters.parallel", f"nunatak{form}")

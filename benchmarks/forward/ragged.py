@@ -130,8 +130,8 @@ def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
     cases = {
         name: {"composition": "batch_split", "batches": each} for name, each in batches.items()
     }
-    folder = minilm_folder()
-    times = race_adapters(folder, tasks, runs, encodings, cases, rounds=sheet.rounds)
+    job = (minilm_folder(), BOTTLENECK, tasks, runs, encodings, cases)
+    times = race_adapters(*job, rounds=sheet.rounds)
     prefix = f"{PREFIX}.bottleneck32.{setting.name}"
     for form in setting.forms:
         ours = f"nunatak{form}"

@@ -40,6 +40,7 @@ PEERS: Mapping[str, Callable[[], Path]] = {
 
 def race_adapters(
     folder: Path,
+    method: Bottleneck,
     tasks: Sequence[Task],
     runs: Mapping[str, Callable[[], Tensor]],
     texts: Sequence[Encoding],
@@ -47,10 +48,7 @@ def race_adapters(
     *,
     rounds: int,
 ) -> Times:
-    """Race runs of this process with cases of `adapters`: bottleneck tasks about the same texts."""
-    method = tasks[0].method
-    if not isinstance(method, Bottleneck):
-        raise TypeError(f"adapters runs bottleneck tasks, got {method.kind}")
+    """Race runs of this process with cases of `adapters`, about the same texts and tasks."""
     job = {
         "backbone": str(folder),
         "num_tasks": len(tasks),

@@ -5,7 +5,7 @@ and checks the task like any other. Baselines get the same tasks in the layouts 
 peft.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -140,22 +140,19 @@ def publish_missing(
 
 def export_full_model(plan: TaskPlan, backbone: Backbone, folder: Path) -> Path:
     """Write the task as a folder of transformers, with low-rank updates merged into the encoder."""
-    return _exported(export_transformers, plan, backbone, folder / "full")
+    target = folder / "full" / plan.name
+    if not target.exists():
+        export_transformers(_loaded(plan, backbone), target, backbone)
+    return target
 
 
 def export_adapter(plan: TaskPlan, backbone: Backbone, folder: Path) -> Path:
-    return _exported(export_peft, plan, backbone, folder / "peft")
-
-
-def _exported(
-    export: Callable[[LoadedTask, Path, Backbone], object],
-    plan: TaskPlan,
-    backbone: Backbone,
-    folder: Path,
-) -> Path:
-    """Write the task into a folder of its name, unless an earlier run has."""
-    if not (target := folder / plan.name).exists():
-        made = draft(plan, backbone)
-        manifest, blob = number_draft(made.manifest, 1), made.blobs[PARAMETERS_ROLE]
-        export(load_task(manifest, blob, backbone), target, backbone)
+    target = folder / "peft" / plan.name
+    if not target.exists():
+        export_peft(_loaded(plan, backbone), target, backbone)
     return target
+
+
+def _loaded(plan: TaskPlan, backbone: Backbone) -> LoadedTask:
+    made = draft(plan, backbone)
+    return load_task(number_draft(made.manifest, 1), made.blobs[PARAMETERS_ROLE], backbone)

@@ -29,6 +29,7 @@ PREFIX = "decisions.adopt"
 SETS = ("trec", "snips_intent", "sst2", "cola", "subj")
 DEV_ROWS = 300
 Named = Mapping[str, JsonValue]
+Parts = Mapping[str, Sequence[Row]]
 COMMON: Named = {"max_length": 64, "metric": "f1_macro"}
 TEACHER: Named = {"method": "full", "learning_rate": 2e-4, "epochs": 3}
 WAY = "top-3"
@@ -82,11 +83,7 @@ def read(folder: Path, part: str) -> Sequence[Row]:
 
 
 def student_of(
-    name: str,
-    parts: Mapping[str, Sequence[Row]],
-    file: Path,
-    registry: Registry,
-    backbone: Backbone,
+    name: str, parts: Parts, file: Path, registry: Registry, backbone: Backbone
 ) -> Student:
     """Return the student in the file, or a new one; its teacher is trained if there is none."""
     task = name.replace("_", "-")
@@ -138,7 +135,7 @@ def gap_interval(
 
 def run(
     task: str,
-    data: Mapping[str, Sequence[Row]],
+    data: Parts,
     named: Named,
     registry: Registry,
     backbone: Backbone,

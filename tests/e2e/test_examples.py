@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
 from copy import copy
+from io import StringIO
 from pathlib import Path
 from unittest.mock import AsyncMock, MagicMock
 
@@ -332,11 +333,12 @@ def test_the_support_desk_puts_each_ticket_into_one_file(registry: Path, tmp_pat
 
     run([sys.executable, str(EXAMPLES / "support-desk" / "route.py"), str(scored), str(folder)])
 
-    given = list(csv.DictReader((EXAMPLES / "support-desk" / "tickets.csv").open()))
+    tickets = (EXAMPLES / "support-desk" / "tickets.csv").read_text(encoding="utf-8")
+    given = list(csv.DictReader(StringIO(tickets)))
     queues = {
         ticket["id"]: (file.stem, ticket)
         for file in folder.iterdir()
-        for ticket in csv.DictReader(file.open())
+        for ticket in csv.DictReader(StringIO(file.read_text(encoding="utf-8")))
     }
     assert sorted(queues) == [it["id"] for it in given]
     assert queues["T-1002"][0] == "billing"

@@ -198,25 +198,19 @@ def test_the_fastest_has_the_lowest_median() -> None:
     assert fastest({"a": [1.0, 5.0, 6.0], "b": [4.0, 4.0, 9.0]}, ["a", "b"]) == "b"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["fast", "slow"], "argument fast|odd: expected one of fast, odd, got 'slow'"),
-        (["--rounds", "0"], "argument --rounds: expected 1 or more, got '0'"),
-    ],
-)
-def test_a_part_or_a_count_that_measures_nothing_is_refused_before_it_runs(
-    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+def test_what_measures_nothing_is_refused_before_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = figures_parser("", rounds=3, parts=["fast", "odd"])
 
     assert parser.parse_args([]).parts == ["fast", "odd"]
-    with pytest.raises(SystemExit):
-        parser.parse_args(arguments)
-    assert problem in capsys.readouterr().err
-
-
-def test_cores_and_sets_that_are_not_there_are_refused_with_advice(tmp_path: Path) -> None:
+    for arguments, problem in (
+        (["fast", "slow"], "argument fast|odd: expected one of fast, odd, got 'slow'"),
+        (["--rounds", "0"], "argument --rounds: expected 1 or more, got '0'"),
+    ):
+        with pytest.raises(SystemExit):
+            parser.parse_args(arguments)
+        assert problem in capsys.readouterr().err
     with pytest.raises(SystemExit, match="expected numbers such as 0,1, or `any`, got '0-1'"):
         cores_of("0-1")
     with pytest.raises(SystemExit, match=r"train\.jsonl\.gz: no such file; docs/training\.md"):
