@@ -200,22 +200,21 @@ async def test_without_a_key_no_verb_of_any_route_does_anything(client: httpx.As
 @pytest.mark.parametrize(
     "sent",
     [
-        [b""],
-        [b"Bearer"],
-        [b"Bearer "],
-        [b"Bearer wrong"],
-        [b"Basic d3Jvbmc6a2V5"],
-        [b"Bearer \xc3\xa9\xff"],
-        [b"Bearer " + b"x" * 1_000_000],
-        [b"\0"],
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Bearer wrong",
+        b"Basic d3Jvbmc6a2V5",
+        b"Bearer \xc3\xa9\xff",
+        b"Bearer " + b"x" * 1_000_000,
+        b"\0",
     ],
-    ids=lambda sent: repr(sent[0][:12]),
+    ids=lambda sent: repr(sent[:12]),
 )
 async def test_anything_but_a_key_is_unauthenticated(
-    client: httpx.AsyncClient, sent: list[bytes]
+    client: httpx.AsyncClient, sent: bytes
 ) -> None:
-    headers = [(b"authorization", value) for value in sent]
-    answer = await client.get("/v1/tasks", headers=headers)
+    answer = await client.get("/v1/tasks", headers=[(b"authorization", sent)])
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"].startswith('Bearer realm="nunatak"')
     assert answer.headers["connection"] == "close"
