@@ -97,7 +97,7 @@ def test_a_task_that_fails_is_reported_and_the_others_are_published(folder: Path
 
 
 def test_a_slip_in_the_last_task_stops_before_the_first_is_trained(folder: Path) -> None:
-    slip = {"data": "tone.jsonl", "layers": 9}
+    slip: JsonValue = {"data": "tone.jsonl", "layers": 9}
 
     ran = trained(folder, {"tone": {"data": "tone.jsonl"}, "slip": slip})
 
