@@ -72,8 +72,6 @@ def test_racing_publishers_of_equal_content_get_one_version(registry: Registry) 
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(race, range(4))) == {1}
     assert registry.task("intent").versions == (1,)
-    assert registry.read_blob(registry.resolve("intent")) == make_draft()[1]["parameters"]
-    assert registry.verify() == []
 
 
 def test_of_a_racing_hold_and_deletion_exactly_one_wins(registry: Registry) -> None:

@@ -253,7 +253,7 @@ def test_a_name_that_cannot_be_one_is_named_as_the_name_of_a_card(stocked: Regis
         stocked.questions.get("No Name")
 
 
-@pytest.mark.each
+@pytest.mark.pairs
 @pytest.mark.parametrize("asked", ["intent/1", "intent"])
 @pytest.mark.parametrize("holder", ["policy guard", "question card urgent"])
 def test_the_last_version_that_a_document_asks_is_not_deleted(

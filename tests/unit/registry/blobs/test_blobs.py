@@ -1,5 +1,6 @@
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
@@ -147,6 +148,26 @@ def test_unknown_protocol_is_unavailable_and_its_url_is_not_quoted(url: str) -> 
         BlobStore.open(url)
 
     assert "hush" not in str(caught.value)
+
+
+def test_concurrent_puts_of_equal_bytes_all_succeed(root: Path) -> None:
+    store = BlobStore.open(str(root))
+    start, data = threading.Barrier(8), os.urandom(2**22)
+    digests: list[str] = []
+
+    def put() -> None:
+        start.wait()
+        digests.append(store.put(data))
+
+    threads = [threading.Thread(target=put) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert digests == [digest_of(data)] * 8
+    assert store.get(digest_of(data), len(data)) == data
+    assert [path.name for path in root.rglob("*") if path.is_file()] == [digest_of(data)]
 
 
 def test_read_takes_no_more_than_the_limit(root: Path) -> None:

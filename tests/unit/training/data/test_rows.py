@@ -115,8 +115,6 @@ def test_row_decides_its_kind_and_becomes_examples(
 @pytest.mark.parametrize(
     ("row", "kind"),
     [
-        ({"text": "x", "label": "a"}, TaskKind.SINGLE_LABEL),
-        ({"text": "x", "label": 3}, TaskKind.SINGLE_LABEL),
         ({"text": "x", "label": 3.0}, TaskKind.REGRESSION),
         ({"text": "x", "label": "3.0"}, TaskKind.SINGLE_LABEL),
         ({"text": "x", "label": "a", "labels": ["a"]}, TaskKind.SINGLE_LABEL),
