@@ -168,7 +168,7 @@ async def test_a_server_says_that_no_task_of_its_registry_can_answer_here(
             said.append(caplog.text.count("no task answers here: they all run on "))
 
     assert said == [0, 1]
-    assert f"{first.name} and " in caplog.text
+    assert first.name in caplog.text
 
 
 @pytest.mark.parametrize("path", ["/v2/models/third/ready", "/tei/tasks/third/health"])

@@ -48,7 +48,8 @@ def by_length(body: dict[str, Any]) -> object:
         place = texts.index("\0")
         detail = f"input {place}: the text contains a NUL character; remove it"
         problem = {"code": "invalid_text", "status": 422, "detail": detail, "position": place}
-        return Raw({}, json.dumps(problem).encode(), 422)
+        said = json.dumps(problem).encode()
+        return Raw({"content-length": str(len(said))}, said, 422)
     labels = [f"{len(text)} characters" for text in texts]
     outputs = [[{"label": label, "score": 0.9}] for label in labels]
     return {"results": [{**TONE, "predicted": labels, "outputs": outputs}]}
