@@ -9,7 +9,7 @@ chunk depend on the chunk alone, so a chunk that is scored again gives the same 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final
 
@@ -154,8 +154,8 @@ class Scorer:
         outputs, predicted = outputs_of(
             manifest.head, inputs, encodings, logits, options=self._options, join=join
         )
-        answer = TaskPrediction.of(name, manifest, tuple(map(extent_of, encodings)))
-        return replace(answer, outputs=outputs, predicted=predicted)
+        extents = tuple(map(extent_of, encodings))
+        return TaskPrediction.of(name, manifest, extents, outputs=outputs, predicted=predicted)
 
     def _find_refusal(self, item: Input) -> Refusal | None:
         try:

@@ -8,7 +8,8 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Final, Self, TypeVar
 
@@ -175,8 +176,17 @@ class TaskPrediction:
     """Numbers of read and unread tokens of each input."""
 
     @classmethod
-    def of(cls, reference: str, manifest: TaskManifest, extents: Sequence[Extent]) -> Self:
-        """Return the answer of a version before it says anything."""
+    def of(
+        cls,
+        reference: str,
+        manifest: TaskManifest,
+        extents: Sequence[Extent],
+        *,
+        outputs: tuple[Output, ...] = (),
+        predicted: tuple[PredictedValue, ...] | None = None,
+        states: tuple[States, ...] = (),
+    ) -> Self:
+        """Return what a version says."""
         return cls(
             reference=reference,
             task=manifest.task,
@@ -184,6 +194,9 @@ class TaskPrediction:
             head=manifest.head.kind,
             problem_type=manifest.head.problem_type,
             labels=tuple(manifest.head.labels),
+            outputs=outputs,
+            states=states,
+            predicted=predicted,
             extents=extents,
         )
 
@@ -212,8 +225,8 @@ class StageTimes:
 
     def with_rows(self, rows: Iterable[RowOutcome]) -> "StageTimes":
         found = (self, *(row for row in rows if isinstance(row, RowAnswer)))
-        return replace(
-            self,
+        return StageTimes(
+            tokenize_s=self.tokenize_s,
             queue_s=max(it.queue_s for it in found),
             compute_s=max(it.compute_s for it in found),
             batch_rows=max(it.batch_rows for it in found),
@@ -280,14 +293,14 @@ def result_of(request: PredictionRequest, asked: Asked, check: Check | None = No
             )
         logits.append(row.logits)
     head, read, rows = manifest.head, asked.encodings, _checked(logits, check)
-    answer = TaskPrediction.of(asked.reference, manifest, asked.extents)
+    answer = partial(TaskPrediction.of, asked.reference, manifest, asked.extents)
     if request.conditions:
         own = _conditions_of(request, asked)
-        return replace(answer, states=states_of(head, own, request.inputs, read, rows))
+        return answer(states=states_of(head, own, request.inputs, read, rows))
     outputs, predicted = outputs_of(
         head, request.inputs, read, rows, options=request.options, join=asked.join
     )
-    return replace(answer, outputs=outputs, predicted=predicted)
+    return answer(outputs=outputs, predicted=predicted)
 
 
 def _conditions_of(request: PredictionRequest, asked: AskedTask) -> list[Condition]:
