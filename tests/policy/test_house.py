@@ -24,12 +24,12 @@ CEILINGS = {
     "nunatak_model": (9033, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4181, 20),
-    "nunatak_server": (21232, 89),
+    "nunatak_server": (21245, 89),
     "nunatak_training": (8735, 40),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_091, 289
+MAX_LINES, MAX_FILES = 64_104, 289
 CEILINGS_BESIDE = {"benchmarks": 8_490, "tests": 71_137}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
