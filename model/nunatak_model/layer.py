@@ -12,6 +12,7 @@ qkv_width = query, key and value side by side, query = the query heads side by s
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, groupby, pairwise
 from typing import ClassVar, Literal, Protocol, cast, runtime_checkable
 
@@ -282,11 +283,7 @@ def _linear(
         maps.insert(0, (layer.frozen_end, getattr(layer.frozen, name), None))
     if all(it.is_packed_integers for _, it, _ in maps):
         return native.integer_linear(x, [(end, it) for end, it, _ in maps], activation)
-    parts, begin = list[Tensor](), 0
-    for end, linear, groups in maps:
-        parts.append(apply_linear(x[begin:end], linear, activation=activation, groups=groups))
-        begin = end
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return _by_weights(partial(apply_linear, activation=activation), x, maps)
 
 
 def mixed_norm(
@@ -307,32 +304,41 @@ def mixed_norm(
     frozen: Norm | None = getattr(layer.frozen, name)
     if frozen is None:
         return x
-    pieces = list[tuple[TokenSpan, Norm | None]]()
+    norms = list[tuple[int, Norm, SlotGroups | None]]()
     may_be_own = name in BOTTLENECK_NORMS
     frozen_end = layer.shared_norm_end if may_be_own else layer.frozen_end
     if frozen_end:
-        pieces.append((TokenSpan(tokens=slice(0, frozen_end)), frozen))
+        norms.append((frozen_end, frozen, None))
     if may_be_own:
         for span, override in layer.bottleneck:
             own: Norm | None = getattr(override, name)
-            pieces.append((TokenSpan(tokens=span.tokens), frozen) if own is None else (span, own))
-    pieces += [(span, getattr(weights, name)) for span, weights in layer.own]
-    # Either all rows of a layer have the norm or none; the filter only narrows the type.
-    ends = [(span.tokens.stop, norm) for span, norm in pieces if norm]
+            norms.append((span.tokens.stop, own or frozen, span.groups if own else None))
+    # Either all rows of a layer have the norm or none.
+    norms += [(it.tokens.stop, getattr(weights, name), it.groups) for it, weights in layer.own]
     # torch runs a single norm sooner, but its last bit, which integers would round, may differ.
-    is_native = len(ends) > 1 or layer.frozen.qkv.is_packed_integers
+    is_native = len(norms) > 1 or layer.frozen.qkv.is_packed_integers
     runs = layer.kernels.norms if is_native and apply is layer_norm else None
-    if runs is not None and native.can_normalise(x, ends):
-        return runs(x, ends, epsilon)
-    if len(pieces) == 1 and frozen_end:
-        return apply(x, frozen, epsilon=epsilon)
-    rows = torch.split(x, [span.num_tokens for span, _ in pieces])
-    normed = [
-        apply(part, norm, epsilon=epsilon, groups=span.groups)
-        for part, (span, norm) in zip(rows, pieces, strict=True)
-        if norm
-    ]
-    return normed[0] if len(normed) == 1 else torch.cat(normed)
+    if runs is not None:
+        ends = [(end, norm) for end, norm, _ in norms]
+        if native.can_normalise(x, ends):
+            return runs(x, ends, epsilon)
+    return _by_weights(partial(apply, epsilon=epsilon), x, norms)
+
+
+def _by_weights(
+    apply: Callable[..., Tensor],
+    x: Float[Tensor, "tokens *heads width"],
+    weights: Sequence[tuple[int, Linear | Norm, SlotGroups | None]],
+) -> Float[Tensor, "tokens *heads out"]:
+    """Apply each of the weights to its tokens; the number is the end of these tokens."""
+    if len(weights) == 1:
+        _, only, groups = weights[0]
+        return apply(x, only, groups=groups)
+    parts, begin = list[Tensor](), 0
+    for end, own, groups in weights:
+        parts.append(apply(x[begin:end], own, groups=groups))
+        begin = end
+    return torch.cat(parts)
 
 
 def _changed_inputs(

@@ -42,7 +42,7 @@ from nunatak_server.compat.tensors import (
 )
 from nunatak_server.compat.translation import TranslatedRoute, find_task, router_of
 from nunatak_server.errors import invalid_request
-from nunatak_server.http.access import header_of
+from nunatak_server.http.access import headers_of
 from nunatak_server.http.endpoints import (
     PathReference,
     Routed,
@@ -66,7 +66,7 @@ class OpenInferenceRoute(TranslatedRoute):
     def parse(self, scope: AsgiScope, body: bytes) -> object:
         if media_type_of(scope) not in MEDIA_TYPES:
             raise NunatakError("unsupported_media_type")
-        declared = header_of(scope, JSON_LENGTH.encode())
+        declared = headers_of(scope).get(JSON_LENGTH.encode())
         if declared is None:
             return parse_json(body)
         length = int(declared[:20]) if declared.isdigit() else 0

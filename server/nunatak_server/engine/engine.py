@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, TypeVar
 
@@ -240,7 +240,7 @@ class Engine:
         return filled
 
     def _next_limits(self) -> BatchLimits:
-        return replace(self._limits, max_work=self._time_model.next_tokens)
+        return self._limits._replace(max_work=self._time_model.next_tokens)
 
     def _carry_out(self, plan: BatchPlan, *, may_stop: bool) -> None:
         self._order = plan.order

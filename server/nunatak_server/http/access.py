@@ -7,9 +7,9 @@ address of the request.
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from fastapi import Depends, Security
 from fastapi.openapi.models import HTTPBearer
@@ -48,14 +48,14 @@ class AppState:
 
 
 def state_of(scope: RequestScope) -> AppState:
-    state: AppState = scope["app"].state
-    return state
+    return cast("AppState", scope["app"].state)
 
 
 _HEADER: Final = REQUEST_ID_HEADER.encode()
 _REPLICA_HEADER: Final = REPLICA_HEADER.encode()
 _RELEASE: Final = (RELEASE_HEADER.encode(), VERSION.encode())
 _STATE_KEY: Final = "nunatak_request_id"
+_HEADERS_KEY: Final = "nunatak_headers"
 _ID_BITS: Final = 64
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -64,12 +64,12 @@ def request_id_of(scope: RequestScope) -> str | None:
     return scope.get(_STATE_KEY)
 
 
-def header_of(scope: RequestScope, name: bytes) -> bytes | None:
-    """Return the first value of a header; names are in lower case."""
-    for other, value in scope["headers"]:
-        if other == name:
-            return value
-    return None
+def headers_of(scope: RequestScope) -> dict[bytes, bytes]:
+    """Return the first value of each header; names are in lower case."""
+    sent: dict[bytes, bytes] | None = scope.get(_HEADERS_KEY)
+    if sent is None:
+        sent = scope[_HEADERS_KEY] = dict(reversed(scope["headers"]))
+    return sent
 
 
 def give_id(scope: RequestScope) -> list[tuple[bytes, bytes]]:
@@ -79,7 +79,7 @@ def give_id(scope: RequestScope) -> list[tuple[bytes, bytes]]:
     """
     # An id is no secret, and a system call for each one would take longer. This generator, of the
     # module itself, gets a new seed in each forked process.
-    sent = header_of(scope, _HEADER)
+    sent = headers_of(scope).get(_HEADER)
     is_sane = sent is not None and _SANE_ID.fullmatch(sent)
     request_id = sent.decode() if sent and is_sane else f"{random.getrandbits(_ID_BITS):016x}"
     scope[_STATE_KEY] = request_id
@@ -166,11 +166,10 @@ def admit(scope: RequestScope, needed: Access | None) -> None:
     """
     if needed is None:
         return
-    headers = scope["headers"]
-    is_foreign = scope["method"] != "GET" and is_of_another_site(headers)
+    is_foreign = scope["method"] != "GET" and is_of_another_site(headers_of(scope))
     if is_foreign and allowed_origin(scope) is None:
         raise NunatakError("cross_site")
-    presented = presented_key(headers)
+    presented = presented_key(scope["headers"])
     caller = state_of(scope).authenticator.identify(presented)
     if caller is None:
         raise NunatakError("unauthenticated", was_presented=presented is not None)
@@ -198,13 +197,12 @@ def find_caller(scope: RequestScope) -> Caller | None:
     return scope.get(_CALLER_KEY)
 
 
-def is_of_another_site(headers: list[tuple[bytes, bytes]]) -> bool:
+def is_of_another_site(sent: Mapping[bytes, bytes]) -> bool:
     """Return whether a browser sends a request for a page of another site.
 
     Browsers name the site in `Sec-Fetch-Site`, but only with TLS. Without TLS, `Origin` must equal
     the origin of the request. Programs send neither header.
     """
-    sent = dict(headers)
     site = sent.get(b"sec-fetch-site")
     if site is not None:
         return site not in OWN_SITES

@@ -25,7 +25,7 @@ from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.access.keys import Scope
 from nunatak_server.catalog.catalog import VisibleCatalog
 from nunatak_server.errors import invalid_request
-from nunatak_server.http.access import PUBLIC, caller_of, needs, state_of
+from nunatak_server.http.access import PUBLIC, caller_of, headers_of, needs, state_of
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
@@ -268,9 +268,7 @@ class _Arguments:
         if body.num_bytes and body.value != {} and not self._reads_body:
             # An eviction that means one version would be one of all.
             raise invalid_request("the body has no effect; this route reads path and query alone")
-        # If a header occurs several times, the first counts.
-        sent = dict(reversed(request.scope["headers"]))
-        values, errors = await self._find(request, sent, body)
+        values, errors = await self._find(request, headers_of(request.scope), body)
         if errors:
             raise RequestValidationError(errors)
         return values

@@ -37,7 +37,7 @@ from nunatak_server.http.access import (
     caller_of,
     find_caller,
     give_id,
-    header_of,
+    headers_of,
     let_in,
     request_id_of,
     sharing_headers,
@@ -344,17 +344,18 @@ class StrictRoute(APIRoute):
 
 
 def declared_bytes(scope: Scope) -> int | None:
-    declared = header_of(scope, b"content-length") or b""
+    declared = headers_of(scope).get(b"content-length", b"")
     return int(declared[:20]) if declared.isdigit() else None
 
 
 def check_encoding(scope: Scope) -> None:
-    if (header_of(scope, b"content-encoding") or b"identity").strip().lower() != b"identity":
+    coding = headers_of(scope).get(b"content-encoding") or b"identity"
+    if coding.strip().lower() != b"identity":
         raise NunatakError("compressed_body")
 
 
 def media_type_of(scope: Scope) -> bytes:
-    content_type = header_of(scope, b"content-type") or b""
+    content_type = headers_of(scope).get(b"content-type", b"")
     return content_type.partition(b";")[0].strip().lower()
 
 
@@ -366,7 +367,9 @@ async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
         body += chunk
         if len(body) > limit_bytes:
             raise NunatakError("body_too_large", limit_bytes=limit_bytes)
-        held.take(len(chunk))
+        # The framework ends each body with an empty part.
+        if chunk:
+            held.take(len(chunk))
     return bytes(body)
 
 
@@ -418,7 +421,7 @@ def check_capacity(scope: Scope) -> None:
     num_bytes, state = declared_bytes(scope), state_of(scope)
     if num_bytes is None or num_bytes > state.settings.max_body_bytes:
         return
-    if header_of(scope, b"expect") is not None:
+    if b"expect" in headers_of(scope):
         return
     task = scope["path_params"].get("task")
     tasks = () if task is None else (TaskReference.task_in(task),)

@@ -172,10 +172,6 @@ class Resource:
         self.total = self.total + by if self.held else 0.0
 
 
-def holders_of(caller: str, tasks: Collection[str]) -> list[Holder]:
-    return [(caller,), *[(caller, task) for task in tasks]]
-
-
 def tokens_ahead(
     queued: Mapping[Flow, float], flow: Flow, weights: Mapping[str, float], *, lead: float
 ) -> float:
@@ -223,17 +219,18 @@ class Permit:
         self._caller = caller
         self._priority = priority
         self._tasks = tasks
+        self._holders: list[Holder] = [(caller,), *((caller, task) for task in tasks)]
         self._tokens = Amounts[str]()
         """Tokens of the request by task."""
 
     def __enter__(self) -> Self:
         self._admission.check_place(self._caller, self._tasks)
-        self._admission.requests.change(holders_of(self._caller, self._tasks), 1)
+        self._admission.requests.change(self._holders, 1)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.give_back_tokens(self._tokens.copy())
-        self._admission.requests.change(holders_of(self._caller, self._tasks), -1)
+        self._admission.requests.change(self._holders, -1)
 
     def wait_s(self, task: str) -> float:
         return self._admission.wait_s((self._caller, self._priority, task))
@@ -251,7 +248,7 @@ class Permit:
     def _change(self, task: str, by: float) -> None:
         self._tokens.change(task, by)
         self._admission.flows.change((self._caller, self._priority, task), by)
-        self._admission.tokens.change(holders_of(self._caller, (task,)), by)
+        self._admission.tokens.change(((self._caller,), (self._caller, task)), by)
 
 
 class HeldBytes:

@@ -11,9 +11,8 @@ counts for one batch. Batches of one size say nothing about the fixed time, so t
 varies around the best one.
 """
 
-from dataclasses import dataclass, replace
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 FIXED_SHARE: Final = 0.08
 """Share of a batch's time that is fixed. A lower share raises throughput, a higher share shortens
@@ -29,8 +28,7 @@ MAX_DELAY: Final = 1.25
 """Most time that counts for a batch, over the expected time; lasting changes still count."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLimits:
+class BatchLimits(NamedTuple):
     """Bounds of one forward pass. Every row must fit an empty batch."""
 
     max_tokens: int
@@ -40,8 +38,7 @@ class BatchLimits:
     of a row, may exceed it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearFit:
+class LinearFit(NamedTuple):
     """Seconds of a batch: `fixed_s + per_token_s * tokens`."""
 
     fixed_s: float
@@ -51,8 +48,7 @@ class LinearFit:
         return self.fixed_s + self.per_token_s * work
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchTimeModel:
+class BatchTimeModel(NamedTuple):
     """Decaying sums over batches (tokens x, seconds y), and the fit that follows."""
 
     fixed_share: float = FIXED_SHARE
@@ -99,18 +95,17 @@ class BatchTimeModel:
         relative to the largest one's; the fixed time grows alike, so one fit serves all.
         """
         if not self.is_warm:
-            return replace(self, is_warm=True)
+            return self._replace(is_warm=True)
         largest_tokens = max(MEMORY * self.largest_tokens, asked_tokens)
         tokens_per_s = asked_tokens / seconds if seconds > 0 else 0.0
         tokens_per_s = max(MEMORY * (self.tokens_per_s or 0.0), tokens_per_s)
         if not work:
             # Everything was cached. Such a batch says nothing about the time of a token, and many
             # of them would bring the mean size to 0.
-            return replace(self, largest_tokens=largest_tokens, tokens_per_s=tokens_per_s)
+            return self._replace(largest_tokens=largest_tokens, tokens_per_s=tokens_per_s)
         work, seconds = work / token_cost, seconds / token_cost
         counted_s = min(seconds, MAX_DELAY * _expected_s(self, work))
-        sums = replace(
-            self,
+        sums = self._replace(
             largest_tokens=largest_tokens,
             tokens_per_s=tokens_per_s,
             num_batches=self.num_batches + 1,
@@ -120,7 +115,7 @@ class BatchTimeModel:
             xx=MEMORY * self.xx + work * work,
             xy=MEMORY * self.xy + work * counted_s,
         )
-        return replace(sums, fit=_fit(sums) or self.fit)
+        return sums._replace(fit=_fit(sums) or self.fit)
 
 
 def _expected_s(sums: BatchTimeModel, work: float) -> float:

@@ -36,7 +36,7 @@ MAX_TOKENS = 120
 SETTINGS = make_settings(
     max_inputs=3, max_documents=1, max_tasks_per_request=1, max_text_chars=1000
 )
-SLOW = replace(BatchTimeModel(), tokens_per_s=10.0, largest_tokens=20.0)
+SLOW = BatchTimeModel(tokens_per_s=10.0, largest_tokens=20.0)
 URGENT = EmbeddingRequest(
     inputs=("ab", "c"),
     truncates=False,

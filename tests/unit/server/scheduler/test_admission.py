@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,7 +17,7 @@ from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
 from nunatak_server.scheduler.turns import Quota, Quotas
 
-PACE = replace(BatchTimeModel(), tokens_per_s=10.0, largest_tokens=20.0)
+PACE = BatchTimeModel(tokens_per_s=10.0, largest_tokens=20.0)
 
 
 def make_admission(
@@ -270,7 +269,7 @@ def test_who_is_refused_returns_when_the_queue_has_drained_or_in_a_minute(
 
 
 def test_rows_wait_for_what_is_queued_before_them_less_one_batch() -> None:
-    idle = make_admission(time_model=replace(PACE, tokens_per_s=1e-9))
+    idle = make_admission(time_model=PACE._replace(tokens_per_s=1e-9))
     busy = make_admission(max_tokens=200)
     new = make_admission(max_tokens=200, time_model=BatchTimeModel())
 

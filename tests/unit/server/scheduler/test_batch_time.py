@@ -1,6 +1,5 @@
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 
 import pytest
@@ -37,7 +36,7 @@ def test_a_batch_of_efficient_size_spends_its_share_on_what_is_fixed(
     tokens: list[int], fixed_s: float, per_token_s: float, share: float
 ) -> None:
     learnt = pace_of([(n, fixed_s + n * per_token_s) for n in tokens])
-    size = replace(learnt, fixed_share=share).efficient_tokens
+    size = learnt._replace(fixed_share=share).efficient_tokens
 
     if size > MIN_EFFICIENT_TOKENS and size < inf:
         assert fixed_s / (fixed_s + size * per_token_s) == pytest.approx(share, rel=0.01)
@@ -90,7 +89,7 @@ def test_what_was_learnt_is_kept_while_all_batches_are_of_one_size() -> None:
 def test_a_wrong_size_is_found_out_though_all_rows_are_alike(wrong: float) -> None:
     row, fixed_s, per_token_s = 18, 6e-3, 0.3e-3
     fit = LinearFit(fixed_s=wrong * FIXED_SHARE / (1 - FIXED_SHARE), per_token_s=1)
-    time_model = replace(BatchTimeModel().after(work=1, asked_tokens=1, seconds=1), fit=fit)
+    time_model = BatchTimeModel().after(work=1, asked_tokens=1, seconds=1)._replace(fit=fit)
 
     for _ in range(300):
         work = row * max(1, int(time_model.next_tokens // row))

@@ -66,7 +66,7 @@ class Simulation:
 
     @property
     def limits(self) -> BatchLimits:
-        return replace(LIMITS, max_work=self.time_model.next_tokens)
+        return LIMITS._replace(max_work=self.time_model.next_tokens)
 
     def arrivals(self) -> list[PendingRow]:
         found = list[PendingRow]()
