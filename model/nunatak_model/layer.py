@@ -282,7 +282,7 @@ def _linear(
     if layer.frozen_end:
         maps.insert(0, (layer.frozen_end, getattr(layer.frozen, name), None))
     if all(it.is_packed_integers for _, it, _ in maps):
-        return native.integer_linear(x, [(end, it) for end, it, _ in maps], activation)
+        return native.integer_linear(x, [it[:2] for it in maps], activation)
     return _by_weights(partial(apply_linear, activation=activation), x, maps)
 
 
@@ -318,10 +318,8 @@ def mixed_norm(
     # torch runs a single norm sooner, but its last bit, which integers would round, may differ.
     is_native = len(norms) > 1 or layer.frozen.qkv.is_packed_integers
     runs = layer.kernels.norms if is_native and apply is layer_norm else None
-    if runs is not None:
-        ends = [(end, norm) for end, norm, _ in norms]
-        if native.can_normalise(x, ends):
-            return runs(x, ends, epsilon)
+    if runs is not None and native.can_normalise(x, ends := [it[:2] for it in norms]):
+        return runs(x, ends, epsilon)
     return _by_weights(partial(apply, epsilon=epsilon), x, norms)
 
 
@@ -332,8 +330,7 @@ def _by_weights(
 ) -> Float[Tensor, "tokens *heads out"]:
     """Apply each of the weights to its tokens; the number is the end of these tokens."""
     if len(weights) == 1:
-        _, only, groups = weights[0]
-        return apply(x, only, groups=groups)
+        return apply(x, weights[0][1], groups=weights[0][2])
     parts, begin = list[Tensor](), 0
     for end, own, groups in weights:
         parts.append(apply(x[begin:end], own, groups=groups))
