@@ -29,10 +29,9 @@ from nunatak_registry.blobs.files import sync_folder
 from nunatak_registry.errors import StoreUnavailableError
 from nunatak_registry.index.change import raise_generation
 from nunatak_registry.index.index import Index, writer_of
-from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, StateRow, layout_of
+from nunatak_registry.index.schema import SCHEMA_VERSION, STEPS, HoldRow, StateRow, layout_of
 from nunatak_registry.locations import parse_location
 
-STEPS: dict[int, Callable[[], None]] = {}  # by the layout that each reaches
 _ROWS = 1000
 Told = Callable[[str], None]
 
