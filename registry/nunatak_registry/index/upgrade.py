@@ -63,12 +63,13 @@ def upgrade(
         StoreUnavailableError: the layout is unknown, or index or copy cannot be written.
     """
     url, missing = _place(location)
+    beside = Path(url.database or "").parent if url.get_backend_name() == "sqlite" else Path()
     with writer_of(url, missing) as writer:
         with _locked(writer) as (connection, found):
             backup = None
             if 0 < found < SCHEMA_VERSION:
                 _require_no_readers(connection, now)
-                backup = _back_up(connection, found, folder or _folder_of(url))
+                backup = _back_up(connection, found, folder or beside)
                 tell(f"the index as it was: {backup}")
                 _note(connection, -found)
         steps = tuple(_steps(writer, tell))
@@ -95,10 +96,6 @@ def rehearse(
 def _place(location: str | Path) -> tuple[sa.URL, NunatakError]:
     place = parse_location(location)
     return place.index_url, NunatakError("registry_missing", location=place.shown)
-
-
-def _folder_of(url: sa.URL) -> Path:
-    return Path(url.database or "").parent if url.get_backend_name() == "sqlite" else Path()
 
 
 @contextmanager
