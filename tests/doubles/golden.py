@@ -57,7 +57,7 @@ def add_replicas() -> None:
 
 
 OLDER_STEPS: Final = {2: add_actors, 3: add_replicas}
-"""The steps of the invented layouts, for `nunatak_registry.index.upgrade.STEPS`."""
+"""The steps of the invented layouts, for `nunatak_registry.index.schema.STEPS`."""
 
 
 def put_in_folder(layout: str, folder: Path) -> str:

@@ -19,7 +19,8 @@ import psycopg
 from doubles import statements
 from doubles.golden import OLDER_STEPS
 from nunatak_contract.errors import NunatakError
-from nunatak_registry.index.upgrade import STEPS, upgrade
+from nunatak_registry.index.schema import STEPS
+from nunatak_registry.index.upgrade import upgrade
 from torture.fork_server import LIFE_LIMIT_S
 from torture.mutants import Mutant, open_registry
 from torture.operations import Operation

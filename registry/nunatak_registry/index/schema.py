@@ -7,12 +7,15 @@ The number is negative while an upgrade is under way, or after an upgrade that w
 no release opens the index meanwhile.
 """
 
+from collections.abc import Callable
+
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from nunatak_registry.errors import StoreUnavailableError
 
 SCHEMA_VERSION = 3
+STEPS: dict[int, Callable[[], None]] = {}  # of an upgrade, by the layout that each reaches
 
 _NAME = sa.String(64)
 _DIGEST = sa.String(64)
@@ -212,7 +215,7 @@ def layout_of(connection: sa.Connection) -> int:
             "the index was made by code from before the first release, and no release reads it; "
             "publish its tasks again, to a new registry"
         )
-    if not 1 <= abs(number) <= SCHEMA_VERSION:
+    if not SCHEMA_VERSION - len(STEPS) <= abs(number) <= SCHEMA_VERSION:
         raise StoreUnavailableError(
             f"the index has layout {abs(number)}, which this release does not know (its own is "
             f"{SCHEMA_VERSION}); use the release that wrote the index, or a later one"

@@ -29,10 +29,9 @@ from nunatak_registry.blobs.files import sync_folder
 from nunatak_registry.errors import StoreUnavailableError
 from nunatak_registry.index.change import raise_generation
 from nunatak_registry.index.index import Index, writer_of
-from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, StateRow, layout_of
+from nunatak_registry.index.schema import SCHEMA_VERSION, STEPS, HoldRow, StateRow, layout_of
 from nunatak_registry.locations import parse_location
 
-STEPS: dict[int, Callable[[], None]] = {}  # by the layout that each reaches
 _ROWS = 1000
 Told = Callable[[str], None]
 
@@ -64,12 +63,13 @@ def upgrade(
         StoreUnavailableError: the layout is unknown, or index or copy cannot be written.
     """
     url, missing = _place(location)
+    beside = Path(url.database or "").parent if url.get_backend_name() == "sqlite" else Path()
     with writer_of(url, missing) as writer:
         with _locked(writer) as (connection, found):
             backup = None
             if 0 < found < SCHEMA_VERSION:
                 _require_no_readers(connection, now)
-                backup = _back_up(connection, found, folder or _folder_of(url))
+                backup = _back_up(connection, found, folder or beside)
                 tell(f"the index as it was: {backup}")
                 _note(connection, -found)
         steps = tuple(_steps(writer, tell))
@@ -96,10 +96,6 @@ def rehearse(
 def _place(location: str | Path) -> tuple[sa.URL, NunatakError]:
     place = parse_location(location)
     return place.index_url, NunatakError("registry_missing", location=place.shown)
-
-
-def _folder_of(url: sa.URL) -> Path:
-    return Path(url.database or "").parent if url.get_backend_name() == "sqlite" else Path()
 
 
 @contextmanager

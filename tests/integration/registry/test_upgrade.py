@@ -31,8 +31,8 @@ from doubles.golden import (
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_registry import CandidateRole, Registry, StoreUnavailableError
-from nunatak_registry.index.schema import SCHEMA_VERSION, Base
-from nunatak_registry.index.upgrade import STEPS, rehearse, upgrade
+from nunatak_registry.index.schema import SCHEMA_VERSION, STEPS, Base
+from nunatak_registry.index.upgrade import rehearse, upgrade
 from nunatak_versions import load_task
 
 Put = Callable[[str], str]
@@ -66,7 +66,8 @@ def dying_at(number: int) -> Generator[None]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def put(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     """Make a new registry of a layout, and return its location."""
-    monkeypatch.setattr("nunatak_registry.index.upgrade.STEPS", OLDER_STEPS)
+    for number, step in OLDER_STEPS.items():
+        monkeypatch.setitem(STEPS, number, step)
     numbers = count()
     if request.param == "sqlite":
         return lambda layout: put_in_folder(layout, tmp_path / str(next(numbers)))
@@ -325,9 +326,12 @@ def test_a_rehearsal_tells_the_steps_and_changes_nothing(
     assert (rehearsed.steps, rehearsed.num_versions) == (done.steps, done.num_versions)
 
 
-def test_an_unknown_layout_is_refused_and_left_alone(put: Put) -> None:
+def test_an_unknown_layout_is_refused_and_left_alone(
+    put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
     location = put("3")
-    for number in (0, SCHEMA_VERSION + 1, 99, -99):
+    monkeypatch.delitem(STEPS, 2)
+    for number in (0, 1, -1, SCHEMA_VERSION + 1, 99, -99):
         write_rows(location, SET_LAYOUT + str(number))
         before = rows_of(location)
 

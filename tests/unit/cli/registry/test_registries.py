@@ -9,11 +9,13 @@ from doubles.drafts import publish_one
 from doubles.golden import OLDER_STEPS, put_in_folder, rows_of
 from doubles.terminals import nunatak
 from nunatak_registry import Registry
+from nunatak_registry.index.schema import STEPS
 
 
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("nunatak_registry.index.upgrade.STEPS", OLDER_STEPS)
+    for number, step in OLDER_STEPS.items():
+        monkeypatch.setitem(STEPS, number, step)
     return put_in_folder("1", tmp_path / "old")
 
 
