@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.harness.recording import figures_parser, open_sheet
+from benchmarks.harness.recording import figures_parser, open_sheet, run_program
 from benchmarks.harness.sets import Row, read_part
 from benchmarks.ready import nunatak
 
@@ -35,8 +35,7 @@ EPOCHS = "4"
 
 
 def main() -> None:
-    parser = figures_parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
+    parser = figures_parser(__doc__, data=True)
     parser.add_argument("--rows", type=int, default=1500, help="train examples of a set")
     parser.add_argument("--test", type=int, default=1000, help="most test examples")
     parser.add_argument("--layers", type=int, default=3)
@@ -93,4 +92,4 @@ def converted(task: str, folder: Path, layers: int, work: Path) -> Mapping[str, 
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

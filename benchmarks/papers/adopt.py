@@ -12,7 +12,7 @@ from time import process_time
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet, run_program
 from benchmarks.harness.sets import Row, read_part
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry, TaskNotFoundError
@@ -52,9 +52,8 @@ class Student(BaseModel):
 
 
 def main() -> None:
-    parser = figures_parser(__doc__)
+    parser = figures_parser(__doc__, data=True)
     parser.add_argument("sets", nargs="*", default=list(SETS), help="sets to adopt")
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--rows", type=int, default=1000, help="labelled examples of a teacher")
     parser.add_argument("--texts", type=int, default=2000, help="texts without labels")
     parser.add_argument("--test", type=int, default=1500, help="most test examples")
@@ -163,4 +162,4 @@ def record_set(place: str, found: Student, sheet: Sheet) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

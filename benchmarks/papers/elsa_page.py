@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from benchmarks.harness.plots import save_svg
-from benchmarks.harness.recording import FIGURES, ROOT, Sheet, figures_parser
+from benchmarks.harness.recording import FIGURES, ROOT, Sheet, existing, figures_parser, run_program
 from benchmarks.papers.elsa_memory import (
     BACKBONE,
     MEMORY,
@@ -73,11 +73,10 @@ NOTES = """- **Formula**: Lee, Tang and Lin 2020, sec. 4.3, from the shapes of t
 
 
 def main() -> None:
-    parser = figures_parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
-    parser.add_argument("--models", type=Path, required=True, help="folder of backbones")
+    parser = figures_parser(__doc__, data=True)
+    parser.add_argument("--models", type=existing, required=True, help="folder of backbones")
     parser.add_argument("--registry", type=Path, default=WORK / "registry")
-    parser.add_argument("--lines", type=Path, default=LINES)
+    parser.add_argument("--lines", type=existing, default=LINES)
     options = parser.parse_args()
     publish_missing(options.data, options.models, options.registry)
     sheet = Sheet(command="make elsa", file=options.figures)
@@ -235,4 +234,4 @@ def draw_point(
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

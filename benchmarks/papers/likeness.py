@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet, run_program
 from benchmarks.papers.adopt import DEV_ROWS, read, run
 from nunatak_contract.questions import TypedQuestion
 from nunatak_model import Backbone, Row, embedding_branch, forward, load_backbone
@@ -58,9 +58,8 @@ SETS = ("banking77", *NAMED)
 
 
 def main() -> None:
-    parser = figures_parser(__doc__)
+    parser = figures_parser(__doc__, data=True)
     parser.add_argument("sets", nargs="*", default=list(SETS), help="sets to ask about")
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--rows", type=int, default=300, help="train examples for the temperature")
     parser.add_argument("--heads", action="store_true", help="train heads as well")
@@ -162,4 +161,4 @@ def loss(likeness: np.ndarray, truth: np.ndarray, temperature: float) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -19,7 +19,7 @@ import yaml
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter
 
-from benchmarks.harness.recording import hardware
+from benchmarks.harness.recording import existing, hardware, run_program
 from benchmarks.harness.workload import dtypes
 from benchmarks.papers.lines import LINES, PaperRun, append_line, majority_score, read_lines
 from nunatak_model import Backbone, load_backbone
@@ -99,9 +99,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
-    parser.add_argument("--models", type=Path, required=True, help="folder of backbones")
-    parser.add_argument("--plan", type=Path, default=PLAN)
+    parser.add_argument("--data", type=existing, required=True, help="folder of the sets")
+    parser.add_argument("--models", type=existing, required=True, help="folder of backbones")
+    parser.add_argument("--plan", type=existing, default=PLAN)
     parser.add_argument("--lines", type=Path, default=LINES, help="folder of the lines")
     parser.add_argument("--registry", type=Path, help="publish versions here, where the plan says")
     parser.add_argument("--checkpoints", type=Path, help="folder of the states of killed runs")
@@ -226,4 +226,4 @@ def told(run: PaperRun) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from benchmarks.harness.recording import Sheet, figures_parser, hardware
+from benchmarks.harness.recording import Sheet, figures_parser, hardware, run_program
 from benchmarks.ready import nunatak
 from demo.server_process import ServerProcess
 from nunatak_contract.cards import markdown_table
@@ -51,8 +51,7 @@ TASKS = (
 
 def main() -> None:
     """Train, serve and score all tasks; exit 1 if a served metric differs from the recorded one."""
-    parser = figures_parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
+    parser = figures_parser(__doc__, data=True)
     parser.add_argument("--registry", type=Path, help="keep the trained tasks here")
     arguments = parser.parse_args()
     with TemporaryDirectory() as scratch:
@@ -137,4 +136,4 @@ def page(outcomes: Mapping[str, TrainOutcome], served: Mapping[str, float]) -> s
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -12,7 +12,7 @@ from statistics import mean
 from matplotlib.figure import Figure
 
 from benchmarks.harness.plots import save_svg
-from benchmarks.harness.recording import FIGURES, Sheet, latest, rounded
+from benchmarks.harness.recording import FIGURES, Sheet, existing, latest, rounded, run_program
 from benchmarks.papers import elsa_page
 from benchmarks.papers.claims import Estimate, Verdict, estimate, read_claims
 from benchmarks.papers.elsa_memory import read_memory
@@ -172,7 +172,7 @@ DEVIATIONS = """## Where the methods differ from the papers
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lines", type=Path, default=LINES, help="folder of the lines")
+    parser.add_argument("--lines", type=existing, default=LINES, help="folder of the lines")
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--record", action="store_true", help="append the figures of the claims")
     options = parser.parse_args()
@@ -359,4 +359,4 @@ PARTS: tuple[Callable[[Lines, Drawings], str], ...] = (
 )
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.harness.recording import Sheet, figures_parser, open_sheet, positive
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet, positive, run_program
 from benchmarks.papers.adopt import Named, read, run
 from nunatak_contract.enums import LinearMap
 from nunatak_model import load_backbone
@@ -61,8 +61,7 @@ class Run(BaseModel):
 
 def main() -> None:
     """Train what is missing; then record the figures, if all sets are named."""
-    parser = figures_parser(__doc__, parts=SETS)
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
+    parser = figures_parser(__doc__, parts=SETS, data=True)
     parser.add_argument("--rows", type=int, default=1000, help="most train examples of a set")
     parser.add_argument("--dev", type=int, default=300, help="most dev examples of a set")
     parser.add_argument("--test", type=int, default=1500, help="most test examples of a set")
@@ -134,4 +133,4 @@ def record(found: Mapping[str, list[list[Run]]], sheet: Sheet) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

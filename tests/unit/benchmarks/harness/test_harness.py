@@ -201,12 +201,13 @@ def test_the_fastest_has_the_lowest_median() -> None:
 def test_what_measures_nothing_is_refused_before_it_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = figures_parser("", rounds=3, parts=["fast", "odd"])
+    parser = figures_parser("", rounds=3, parts=["fast", "odd"], data=True)
 
-    assert parser.parse_args([]).parts == ["fast", "odd"]
+    assert parser.parse_args(["--data", str(tmp_path)]).parts == ["fast", "odd"]
     for arguments, problem in (
         (["fast", "slow"], "argument fast|odd: expected one of fast, odd, got 'slow'"),
         (["--rounds", "0"], "argument --rounds: expected 1 or more, got '0'"),
+        (["--data", "gone"], "argument --data: expected a file or folder that exists, got 'gone'"),
     ):
         with pytest.raises(SystemExit):
             parser.parse_args(arguments)
