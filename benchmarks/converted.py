@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.harness.recording import figures_parser, open_sheet, run_program
+from benchmarks.harness.recording import figures_parser, open_sheet
 from benchmarks.harness.sets import Row, read_part
 from benchmarks.ready import nunatak
 
@@ -92,4 +92,4 @@ def converted(task: str, folder: Path, layers: int, work: Path) -> Mapping[str, 
 
 
 if __name__ == "__main__":
-    run_program(main)
+    main()

@@ -20,8 +20,6 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import cast
 
-from nunatak_contract.errors import NunatakError
-
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "results" / "figures.jsonl"
 VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")
@@ -109,20 +107,16 @@ class Sheet:
 
 
 def figures_parser(
-    description: str | None,
-    *,
-    rounds: int | None = None,
-    parts: Iterable[str] = (),
-    data: bool = False,
+    description: str | None, *, rounds: int = 0, parts: Iterable[str] = (), data: bool = False
 ) -> argparse.ArgumentParser:
     """Return a parser of the shared options; a benchmark adds its own before `open_sheet`.
 
-    `rounds` is the default of the option `--rounds`. None leaves the option out, for benchmarks
-    that do not measure in rounds. `parts` may be named as arguments; all of them are the default.
-    With `data`, the folder of data sets has to be named.
+    `rounds` is the default of the option `--rounds`. 0 leaves the option out, for benchmarks that
+    do not measure in rounds. `parts` may be named as arguments; all of them are the default. With
+    `data`, the folder of data sets has to be named.
     """
     parser, known = argparse.ArgumentParser(description=description), list(parts)
-    if rounds is not None:
+    if rounds:
         parser.add_argument("--rounds", type=positive, default=rounds)
     if known:
         names = "|".join(known)
@@ -131,9 +125,7 @@ def figures_parser(
     parser.add_argument("--figures", type=Path, default=FIGURES, help="file to append figures to")
     parser.add_argument("--reason", help="why goals are missed, if some are")
     if data:
-        parser.add_argument(
-            "--data", type=existing, required=True, help="folder with one folder per set"
-        )
+        parser.add_argument("--data", type=existing, required=True, help="folder of the sets")
     return parser
 
 
@@ -147,14 +139,6 @@ def existing(text: str) -> Path:
     if not Path(text).exists():
         raise argparse.ArgumentTypeError(f"expected a file or folder that exists, got {text!r}")
     return Path(text)
-
-
-def run_program(main: Callable[[], None]) -> None:
-    """Run a program; an error that tells what to do ends it without a traceback."""
-    try:
-        main()
-    except NunatakError as error:
-        sys.exit(f"error [{error.code}]: {error}")
 
 
 def one_of(known: Sequence[str]) -> Callable[[str], str]:

@@ -12,7 +12,7 @@ from time import process_time
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from benchmarks.harness.recording import Sheet, figures_parser, open_sheet, run_program
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.sets import Row, read_part
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry, TaskNotFoundError
@@ -162,4 +162,4 @@ def record_set(place: str, found: Student, sheet: Sheet) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    main()

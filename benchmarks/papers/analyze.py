@@ -13,7 +13,6 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from benchmarks.harness.recording import run_program
 from benchmarks.papers.model_findings import NUM_TOKENS, analyze_landscape, analyze_rsa
 from benchmarks.papers.sweep_findings import (
     Findings,
@@ -21,6 +20,7 @@ from benchmarks.papers.sweep_findings import (
     analyze_robustness,
     save_findings,
 )
+from nunatak_contract.errors import NunatakError
 from nunatak_training.sweeps.planning import Run, plan_runs, read_grid
 from nunatak_training.sweeps.results import ResultsFolder, RunRecord
 from nunatak_training.sweeps.running import RunContext
@@ -50,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name == "rsa":
             command.add_argument("--tokens", type=int, default=NUM_TOKENS, help="3 at least")
     options = parser.parse_args(arguments)
-    findings = find(options)
+    try:
+        findings = find(options)
+    except NunatakError as error:
+        sys.exit(f"error [{error.code}]: {error}")
     paths = save_findings(findings, options.out)
     print(findings.markdown(), *paths, sep="\n")
 
@@ -93,4 +96,4 @@ def planned(options: argparse.Namespace) -> tuple[tuple[Run, ...], RunContext]:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    main()

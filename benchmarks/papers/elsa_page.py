@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from benchmarks.harness.plots import save_svg
-from benchmarks.harness.recording import FIGURES, ROOT, Sheet, existing, figures_parser, run_program
+from benchmarks.harness.recording import FIGURES, ROOT, Sheet, existing, figures_parser
 from benchmarks.papers.elsa_memory import (
     BACKBONE,
     MEMORY,
@@ -234,4 +234,4 @@ def draw_point(
 
 
 if __name__ == "__main__":
-    run_program(main)
+    main()

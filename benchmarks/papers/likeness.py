@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from benchmarks.harness.recording import Sheet, figures_parser, open_sheet, run_program
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.papers.adopt import DEV_ROWS, read, run
 from nunatak_contract.questions import TypedQuestion
 from nunatak_model import Backbone, Row, embedding_branch, forward, load_backbone
@@ -161,4 +161,4 @@ def loss(likeness: np.ndarray, truth: np.ndarray, temperature: float) -> float:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    main()

@@ -19,7 +19,7 @@ import yaml
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter
 
-from benchmarks.harness.recording import existing, hardware, run_program
+from benchmarks.harness.recording import existing, hardware
 from benchmarks.harness.workload import dtypes
 from benchmarks.papers.lines import LINES, PaperRun, append_line, majority_score, read_lines
 from nunatak_model import Backbone, load_backbone
@@ -226,4 +226,4 @@ def told(run: PaperRun) -> str:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    main()

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from benchmarks.harness.recording import Sheet, figures_parser, hardware, run_program
+from benchmarks.harness.recording import Sheet, figures_parser, hardware
 from benchmarks.ready import nunatak
 from demo.server_process import ServerProcess
 from nunatak_contract.cards import markdown_table
@@ -136,4 +136,4 @@ def page(outcomes: Mapping[str, TrainOutcome], served: Mapping[str, float]) -> s
 
 
 if __name__ == "__main__":
-    run_program(main)
+    main()

@@ -12,7 +12,7 @@ from statistics import mean
 from matplotlib.figure import Figure
 
 from benchmarks.harness.plots import save_svg
-from benchmarks.harness.recording import FIGURES, Sheet, existing, latest, rounded, run_program
+from benchmarks.harness.recording import FIGURES, Sheet, existing, latest, rounded
 from benchmarks.papers import elsa_page
 from benchmarks.papers.claims import Estimate, Verdict, estimate, read_claims
 from benchmarks.papers.elsa_memory import read_memory
@@ -359,4 +359,4 @@ PARTS: tuple[Callable[[Lines, Drawings], str], ...] = (
 )
 
 if __name__ == "__main__":
-    run_program(main)
+    main()

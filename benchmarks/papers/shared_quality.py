@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.harness.recording import Sheet, figures_parser, open_sheet, positive, run_program
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet, positive
 from benchmarks.papers.adopt import Named, read, run
 from nunatak_contract.enums import LinearMap
 from nunatak_model import load_backbone
@@ -133,4 +133,4 @@ def record(found: Mapping[str, list[list[Run]]], sheet: Sheet) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    main()

@@ -23,14 +23,14 @@ CEILINGS = {
     "nunatak_loadtest": (1047, 6),
     "nunatak_model": (9036, 44),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4181, 20),
+    "nunatak_registry": (4180, 20),
     "nunatak_server": (21236, 89),
     "nunatak_training": (8735, 40),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_098, 289
-CEILINGS_BESIDE = {"benchmarks": 8_490, "tests": 71_135}
+MAX_LINES, MAX_FILES = 64_097, 289
+CEILINGS_BESIDE = {"benchmarks": 8_493, "tests": 71_143}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
 MAX_FILES_OF_ONE_PREDICT = 45

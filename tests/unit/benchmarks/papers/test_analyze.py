@@ -1,6 +1,5 @@
 """Laws of `benchmarks.papers.analyze`, as its command line."""
 
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from benchmarks.harness.recording import run_program
 from benchmarks.papers.analyze import main
 from benchmarks.papers.model_findings import (
     hidden_states,
@@ -104,7 +102,7 @@ def test_what_cannot_be_analyzed_is_refused_in_one_line(
     given = [it.format(file=folder / "small.yaml") for it in arguments]
 
     with pytest.raises(SystemExit, match=problem):
-        run_program(partial(main, [*given, "--out", str(tmp_path)]))
+        main([*given, "--out", str(tmp_path)])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
