@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final
 
 from fastapi import Depends, Security
 from fastapi.openapi.models import HTTPBearer
@@ -48,7 +48,8 @@ class AppState:
 
 
 def state_of(scope: RequestScope) -> AppState:
-    return cast("AppState", scope["app"].state)
+    state: AppState = scope["app"].state
+    return state
 
 
 _HEADER: Final = REQUEST_ID_HEADER.encode()
