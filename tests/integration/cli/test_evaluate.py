@@ -138,6 +138,7 @@ def test_a_version_has_the_scores_that_training_recorded_wherever_it_is_asked(
     assert {name: metrics[name] for name in recorded} == pytest.approx(recorded, abs=1e-6)
     assert served["metrics"] == pytest.approx(metrics, abs=1e-6)
     assert (own["reference"], served["num_wrong"]) == (f"{kind}/1", own["num_wrong"])
+    assert (own["num_wrong"] is None) == (kind is TaskKind.REGRESSION)
     assert not own["trained"]
 
 

@@ -259,9 +259,14 @@ def _tags(items: Sequence[Item], words: "TaggedWords", labels: Sequence[str]) ->
 def _wrong(scored: Scored) -> "list[tuple[float, ReadExample, ExampleAnswer]]":
     """Return the examples with a wrong answer in their order; values by their error."""
     rows = list(zip(scored.evaluation.misses, scored.read, scored.said, strict=True))
-    if scored.manifest.head.problem_type is ProblemType.REGRESSION:
+    if _is_value(scored):
         return sorted(rows, key=lambda row: -row[0])
     return [row for row in rows if row[0]]
+
+
+def _is_value(scored: Scored) -> bool:
+    """Return whether an answer is a value, which is hardly ever exactly right."""
+    return scored.manifest.head.problem_type is ProblemType.REGRESSION
 
 
 def _wrong_row(
@@ -307,7 +312,7 @@ def _scored_json(scored: Scored) -> dict[str, object]:
     return {
         "reference": scored.manifest.reference,
         "num_examples": len(scored.read),
-        "num_wrong": sum(map(bool, found.misses)),
+        "num_wrong": None if _is_value(scored) else len(_wrong(scored)),
         "num_truncated": scored.num_truncated,
         "trained": scored.trained,
         "metrics": {it.name: it.value for it in found.scores.values()},
