@@ -115,6 +115,12 @@ def _read(path: Path) -> dict[str, object]:
             f"the configuration file {path} cannot be read ({reason}); it must be TOML "
             "with one setting a line, such as: port = 8080"
         ) from None
+    # pydantic would read a name in any case of its letters.
+    for name in sorted(read.keys() - ServerSettings.model_fields.keys()):
+        raise invalid_settings(
+            f"{name}: there is no such setting; `nunatak serve --show-config` lists them all "
+            f"(from: file, {path})"
+        )
     # As in the environment, because Python reads a truth as the number 1 or 0.
     return {name: str(it).lower() if isinstance(it, bool) else it for name, it in read.items()}
 
@@ -130,9 +136,7 @@ def _as_known(
     if not name:
         return invalid_settings(message)
     kind = error.errors(include_url=False)[0]["type"]
-    if kind == "extra_forbidden":
-        message = "there is no such setting; `nunatak serve --show-config` lists them all"
-    elif kind == "string_pattern_mismatch":
+    if kind == "string_pattern_mismatch":
         message = f"expected this form: {ServerSettings.model_fields[name].description}"
     match _origin(name, sources):
         case Origin.ENVIRONMENT:

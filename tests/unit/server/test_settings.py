@@ -169,6 +169,7 @@ def test_secrets_of_a_url_are_not_printed(url: str, shown: str) -> None:
     [
         pytest.param("prot = 1", r"prot: there is no such setting; .*\(from: file, ", id="name"),
         pytest.param("[server]\nport = 1", "server: there is no such setting", id="section"),
+        pytest.param("Port = 1", "Port: there is no such setting", id="case"),
         pytest.param("port = 99999", r"port: .*\(from: file, ", id="value"),
         *(
             pytest.param(f"{name} = true", f"{name}: expected a.*got a text", id=name)
