@@ -14,7 +14,7 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
     "nunatak_exchange": (3756, 14),
-    "nunatak_cli": (7108, 33),
+    "nunatak_cli": (7105, 33),
     "nunatak": (602, 3),
     "nunatak_client": (2151, 6),
     "nunatak_cluster": (622, 6),
@@ -24,13 +24,13 @@ CEILINGS = {
     "nunatak_model": (9036, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4180, 20),
-    "nunatak_server": (21237, 89),
+    "nunatak_server": (21241, 89),
     "nunatak_training": (8735, 40),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_103, 289
-CEILINGS_BESIDE = {"benchmarks": 8_493, "tests": 71_144}
+MAX_LINES, MAX_FILES = 64_104, 289
+CEILINGS_BESIDE = {"benchmarks": 8_493, "tests": 71_147}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
 MAX_FILES_OF_ONE_PREDICT = 45

@@ -259,14 +259,9 @@ def _tags(items: Sequence[Item], words: "TaggedWords", labels: Sequence[str]) ->
 def _wrong(scored: Scored) -> "list[tuple[float, ReadExample, ExampleAnswer]]":
     """Return the examples with a wrong answer in their order; values by their error."""
     rows = list(zip(scored.evaluation.misses, scored.read, scored.said, strict=True))
-    if _is_value(scored):
+    if scored.manifest.head.problem_type is ProblemType.REGRESSION:
         return sorted(rows, key=lambda row: -row[0])
     return [row for row in rows if row[0]]
-
-
-def _is_value(scored: Scored) -> bool:
-    """Return whether an answer is a value, which is hardly ever exactly right."""
-    return scored.manifest.head.problem_type is ProblemType.REGRESSION
 
 
 def _wrong_row(
@@ -305,6 +300,7 @@ def _expected(example: "Example") -> JsonValue:
 
 def _scored_json(scored: Scored) -> dict[str, object]:
     found = scored.evaluation
+    is_value = scored.manifest.head.problem_type is ProblemType.REGRESSION
     cells = [
         {"truth": truth, "predicted": predicted, "count": count}
         for (truth, predicted), count in sorted((found.confusion or {}).items())
@@ -312,7 +308,8 @@ def _scored_json(scored: Scored) -> dict[str, object]:
     return {
         "reference": scored.manifest.reference,
         "num_examples": len(scored.read),
-        "num_wrong": None if _is_value(scored) else len(_wrong(scored)),
+        # A value is hardly ever exactly right.
+        "num_wrong": None if is_value else sum(map(bool, found.misses)),
         "num_truncated": scored.num_truncated,
         "trained": scored.trained,
         "metrics": {it.name: it.value for it in found.scores.values()},
