@@ -116,9 +116,9 @@ def _read(path: Path) -> dict[str, object]:
             "with one setting a line, such as: port = 8080"
         ) from None
     # pydantic would read a name in any case of its letters.
-    for name in sorted(read.keys() - ServerSettings.model_fields.keys()):
+    if unknown := sorted(read.keys() - ServerSettings.model_fields.keys()):
         raise invalid_settings(
-            f"{name}: there is no such setting; `nunatak serve --show-config` lists them all "
+            f"{unknown[0]}: there is no such setting; `nunatak serve --show-config` lists them all "
             f"(from: file, {path})"
         )
     # As in the environment, because Python reads a truth as the number 1 or 0.
