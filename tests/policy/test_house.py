@@ -21,7 +21,7 @@ CEILINGS = {
     "nunatak_contract": (4347, 20),
     "nunatak_rows": (867, 5),
     "nunatak_loadtest": (1047, 6),
-    "nunatak_model": (9036, 44),
+    "nunatak_model": (9042, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4180, 20),
     "nunatak_server": (21241, 89),
@@ -29,8 +29,8 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_104, 289
-CEILINGS_BESIDE = {"benchmarks": 8_493, "tests": 71_147}
+MAX_LINES, MAX_FILES = 64_110, 289
+CEILINGS_BESIDE = {"benchmarks": 8_493, "tests": 71_159}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
 MAX_FILES_OF_ONE_PREDICT = 45

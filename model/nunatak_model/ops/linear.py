@@ -189,16 +189,22 @@ def _is_large_linear(name: str, tensor: Tensor) -> bool:
 
 
 def _packed_product(x: Tensor, linear: Linear) -> Tensor:
-    num_tokens = len(x)
     # oneDNN makes code for each shape that it meets, and keeps the code of 1,024 shapes.
-    more = num_computed(num_tokens) - num_tokens
-    if more:
-        x = torch.cat((x, x.new_zeros(more, x.shape[1])))
+    rows = with_rows(x, num_computed(len(x)))
     # The kernel can also run the activation, but its GELU takes four times as long as torch's.
     y = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - no public name
-        x, linear.weight, linear.bias, "none", [], ""
+        rows, linear.weight, linear.bias, "none", [], ""
     )
-    return y[:num_tokens] if more else y
+    return y[: len(x)]
+
+
+def with_rows(x: Float[Tensor, "tokens width"], num_rows: int) -> Float[Tensor, "rows width"]:
+    """Return `x` and more rows of any values: those that follow in memory, or a copy and zeros."""
+    width = x.shape[1]
+    end = x.storage_offset() + num_rows * width
+    if x.is_contiguous() and end * x.element_size() <= x.untyped_storage().nbytes():
+        return x.as_strided((num_rows, width), (width, 1))
+    return torch.cat((x, x.new_zeros(num_rows - len(x), width)))
 
 
 def num_computed(num_tokens: int) -> int:

@@ -130,6 +130,18 @@ def test_a_packed_map_with_its_activation_equals_the_plain_one(
     torch.testing.assert_close(answer, expected, rtol=1e-5, atol=2e-4)
 
 
+@pytest.mark.skipif(not DTYPES, reason="this build of torch has no packed products")
+@pytest.mark.parametrize("layout", ["view", "end", "transposed"])
+def test_a_packed_product_reads_nothing_from_the_memory_after_its_tokens(layout: str) -> None:
+    tokens = torch.randn(65, 384, generator=torch.Generator().manual_seed(2))
+    after = torch.full((0 if layout == "end" else 7, 384), torch.nan)
+    whole = torch.cat((tokens, after))
+    x = (whole.T.contiguous().T if layout == "transposed" else whole)[:65]
+    linear = Linear(weight=weight(), bias=None)
+
+    assert torch.equal(apply_linear(x, linear), apply_linear(tokens.clone(), linear))
+
+
 def test_few_numbers_of_tokens_are_computed_and_each_with_at_most_an_eighth_more() -> None:
     computed = {it: num_computed(it) for it in range(1, 4097)}
 
