@@ -18,11 +18,17 @@ HEADER: Final = '''"""The blocking client; made from `async_client.py` by the bu
 
 RULES: Final = (
     (r'\A""".*?"""', HEADER),
-    (r"^import asyncio\n", ""),
+    (r"^import asyncio\n", "import threading\n"),
     (r"\basyncio\.sleep\b", "time.sleep"),
     (r"^ *loop=asyncio\.get_running_loop,\n", ""),
     (r"\bEach event loop and each forked process\b", "Each forked process"),
     (r"\bconnections of this event loop\b", "connections of this process"),
+    (r"\basyncio\.Semaphore\b", "threading.Semaphore"),
+    (
+        r"async with asyncio\.timeout\((\S+)\):\s+(is_taken = )await (\w+\.acquire)\(\)",
+        r"\2\3(timeout=\1)",
+    ),
+    (r"\basynccontextmanager\b", "contextmanager"),
     (r"\bAwaitable\[(\w+)\]", r"\1"),
     (r"\bAwaitable, ", ""),
     (r"\b(async|await) ", ""),

@@ -47,4 +47,5 @@ class CallGuard(CustomGuardrail):
         if told["verdict"] is not True:
             raise HTTPException(400, told["data"]["reason"])
         masked = told.get("transformedData")
-        return {**data, **masked["request"]["json"]} if masked else data
+        own = {name: it for name, it in data.items() if name in OWN}
+        return {**own, **masked["request"]["json"]} if masked else data

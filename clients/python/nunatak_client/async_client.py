@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Self, Unpack
+from weakref import WeakKeyDictionary
 
 import httpcore
 import httpx
@@ -30,6 +30,7 @@ from nunatak_client.replies import DecidedQuestion, FanOut, Prediction, Reply, T
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
+    MAX_AT_ONCE,
     PIECE_BYTES,
     Attempts,
     Connections,
@@ -95,11 +96,10 @@ class AsyncClient:
             can_repeat=transport is None,
             loop=asyncio.get_running_loop,
         )
+        self._places = WeakKeyDictionary[httpx.AsyncClient, asyncio.Semaphore]()
+        self._policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries=retries)
         self._trusted = trusted
-        is_policy = isinstance(retries, RetryPolicy)
-        self._policy = retries if is_policy else RetryPolicy(retries=retries)
-        self._sleep = sleep
-        self._clock = clock
+        self._sleep, self._clock = sleep, clock
 
     async def predict(
         self, task: str, inputs: Inputs, **options: Unpack[PredictOptions]
@@ -178,10 +178,9 @@ class AsyncClient:
             except (httpx.RequestError, httpx.InvalidURL) as error:
                 delay_s = attempts.after_failure(error)
             else:
-                retry_s = attempts.after_reply(reply)
-                if retry_s is None:
+                delay_s = attempts.after_reply(reply)
+                if delay_s is None:
                     call.answer(reply)
-                delay_s = retry_s
             await self._sleep(delay_s)
 
     async def judge(
@@ -387,12 +386,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _send(
@@ -422,19 +416,32 @@ class AsyncClient:
             return network
         return await network.start_tls(self._trusted, url.host, self._timeout_s)
 
+    @asynccontextmanager
+    async def _place(self, attempts: Attempts) -> AsyncGenerator[None]:
+        """Wait until fewer than `MAX_AT_ONCE` calls are sent, or the time of the call is over."""
+        places = self._places.setdefault(self._connections.open(), asyncio.Semaphore(MAX_AT_ONCE))
+        is_taken = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(attempts.remaining_s()):
+                is_taken = await places.acquire()
+        try:
+            yield
+        finally:
+            if is_taken:
+                places.release()
+
     async def _run(self, call: Call[AnswerT], policy: RetryPolicy | None = None) -> AnswerT:
         attempts = Attempts(policy or self._policy, deadline_s=call.deadline_s, clock=self._clock)
         while True:
             try:
-                async with self._send(call, attempts) as response:
+                async with self._place(attempts), self._send(call, attempts) as response:
                     reply = await self._read(response, attempts)
             except (httpx.RequestError, httpx.InvalidURL) as error:
                 delay_s = attempts.after_failure(error)
             else:
-                retry_s = attempts.after_reply(reply)
-                if retry_s is None:
+                delay_s = attempts.after_reply(reply)
+                if delay_s is None:
                     return call.answer(reply)
-                delay_s = retry_s
             await self._sleep(delay_s)
 
 

@@ -113,15 +113,11 @@ class DeadlineExceededError(ApiError):
 
 
 _CLASS_OF_STATUS: Mapping[int, type[ApiError]] = {
-    400: InvalidRequestError,
+    **dict.fromkeys((400, 405, 413, 415, 422), InvalidRequestError),
     401: AuthenticationError,
     403: PermissionDeniedError,
     404: NotFoundError,
-    405: InvalidRequestError,
     409: ConflictError,
-    413: InvalidRequestError,
-    415: InvalidRequestError,
-    422: InvalidRequestError,
     429: OverloadedError,
     503: UnavailableError,
     504: DeadlineExceededError,

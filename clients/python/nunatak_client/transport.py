@@ -37,6 +37,9 @@ from nunatak_contract.wire import DEADLINE_HEADER, LINES_TYPE, StreamEvent
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_TIMEOUT_S = 30.0
+MAX_AT_ONCE: Final = 100
+"""Most calls that a client sends at once. What waits in the pool of httpx takes time as the square
+of the number of calls, and has told the time to its deadline before the wait."""
 # After the deadline the server answers 504. The client waits this long for that answer.
 DEADLINE_SLACK_S = 1.0
 
@@ -70,8 +73,7 @@ def seconds(name: str, value: float, *, above: float = 0) -> float:
     Raises:
         InvalidInputError: not a number, or no time that a timer can wait.
     """
-    is_number = isinstance(value, int | float)
-    if is_number and above < value <= threading.TIMEOUT_MAX:
+    if isinstance(value, int | float) and above < value <= threading.TIMEOUT_MAX:
         return value
     raise InvalidInputError(
         f"{name} must be a number of seconds above {above:g}, at most {threading.TIMEOUT_MAX:.0f}, "
@@ -197,9 +199,9 @@ class Connections(Generic[HttpT]):
         loop = None if self._loop is None else self._loop()
         found = self._held.get(loop)
         if found is None:
-            found = self._held.pop(None, None) or self._made()
-            alive = {it: http for it, http in self._held.items() if it and not it.is_closed()}
-            self._held = {**alive, loop: found}
+            found = self._held[loop] = self._held.pop(None, None) or self._made()
+            for it in [it for it in tuple(self._held) if it and it.is_closed()]:
+                self._held.pop(it, None)  # In place, because loops of other threads add theirs.
         return found
 
     def _made(self) -> HttpT:
@@ -247,11 +249,9 @@ class Attempts:
     ) -> None:
         self._policy = policy
         self._clock = clock
-        self._ends_at = (
-            None
-            if deadline_s is None
-            else clock() + seconds("deadline_s", deadline_s, above=-math.inf)
-        )
+        if deadline_s is not None:
+            deadline_s = clock() + seconds("deadline_s", deadline_s, above=-math.inf)
+        self._ends_at = deadline_s
         self._failed = 0
         self._late_at = math.inf
 
@@ -262,20 +262,17 @@ class Attempts:
             DeadlineExceededError: no time remains.
         """
         headers = {"accept": "application/json", "content-type": "application/json"}
-        remaining_s = self._remaining_s()
+        remaining_s = self.remaining_s()
         if remaining_s is None:
             return headers
         if remaining_s <= 0:
-            raise DeadlineExceededError(
-                code="deadline_exceeded",
-                status=504,
-                detail="the deadline passed before the request could be sent",
-            )
+            late = "the deadline passed before the request could be sent"
+            raise DeadlineExceededError(code="deadline_exceeded", status=504, detail=late)
         return headers | {DEADLINE_HEADER: str(max(1, round(remaining_s * 1000)))}
 
     def timeout_s(self, default_s: float) -> float:
         """Seconds to wait for the answer to the attempt that begins now."""
-        remaining_s = self._remaining_s()
+        remaining_s = self.remaining_s()
         timeout_s = default_s if remaining_s is None else remaining_s + DEADLINE_SLACK_S
         self._late_at = self._clock() + timeout_s
         return timeout_s
@@ -288,8 +285,7 @@ class Attempts:
         Raises:
             httpx.ReadTimeout: the time is over.
         """
-        is_bounded = not has_lines or self._ends_at is not None
-        if is_bounded and self._clock() > self._late_at:
+        if (not has_lines or self._ends_at is not None) and self._clock() > self._late_at:
             raise httpx.ReadTimeout("the time is over", request=response.request)
 
     def after_failure(self, error: httpx.RequestError | httpx.InvalidURL) -> float:
@@ -319,12 +315,13 @@ class Attempts:
     def _next_delay_s(self, at_least_s: float) -> float | None:
         delay_s = self._policy.delay_s(self._failed, at_least_s)
         self._failed += 1
-        remaining_s = self._remaining_s()
+        remaining_s = self.remaining_s()
         if delay_s is None or (remaining_s is not None and delay_s >= remaining_s):
             return None
         return delay_s
 
-    def _remaining_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
+        """Seconds to the deadline; None without a deadline."""
         return None if self._ends_at is None else self._ends_at - self._clock()
 
 

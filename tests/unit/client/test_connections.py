@@ -12,12 +12,14 @@ import ssl
 import threading
 from collections.abc import Callable, Generator
 from functools import partial
+from typing import Any
 
 import httpx
 import pytest
 
 from doubles.listeners import Exchange, listening
 from nunatak_client import (
+    ApiError,
     AsyncClient,
     Client,
     ConnectionFailedError,
@@ -153,6 +155,40 @@ def test_a_client_with_its_own_transport_is_refused_after_a_fork() -> None:
     assert client.is_ready()
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+async def test_a_call_over_the_limit_waits_in_the_client_until_its_deadline(
+    kind: type[Client | AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{kind.__module__}.MAX_AT_ONCE", 1)
+    told, is_asked, answering = list[int](), threading.Semaphore(0), threading.Event()
+
+    class Handler(Exchange):
+        def reply(self) -> None:
+            told.append(int(self.headers["x-deadline-ms"]))
+            is_asked.release()
+            answering.wait()
+            self.answer(403)
+
+    async def code(deadline_s: float) -> str:
+        ask = partial(client.judge, "guard", "a", deadline_s=deadline_s)
+        with pytest.raises(ApiError) as caught:
+            await (ask() if kind is AsyncClient else asyncio.to_thread(ask))
+        return caught.value.code
+
+    with listening(Handler) as url:
+        client: Any = kind(url)
+        first = asyncio.create_task(code(60))
+        await asyncio.to_thread(is_asked.acquire)
+        second = asyncio.create_task(code(60))
+        late = [await code(it) for it in (0, 0.2)]
+        answering.set()
+        assert [await first, await second] == ["http_error"] * 2
+        await client.aclose() if kind is AsyncClient else client.close()
+
+    assert late == ["deadline_exceeded"] * 2
+    assert told[0] - told[1] > 200
+
+
 @leaves_connections
 def test_an_asyncio_client_serves_one_event_loop_after_another(site: Site) -> None:
     client = AsyncClient(site.url)
@@ -166,10 +202,11 @@ def test_an_asyncio_client_serves_one_event_loop_after_another(site: Site) -> No
     gc.collect()
 
 
-def test_servers_of_this_machine_are_reached_without_the_proxy(
+def test_servers_of_this_machine_are_reached_without_the_proxy_and_certificates(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("SSL_CERT_FILE", "/there/is/none.pem")
 
     for host in ("127.0.0.1", "localhost"):
         with Client(site.url.replace("127.0.0.1", host)) as client:
@@ -178,7 +215,7 @@ def test_servers_of_this_machine_are_reached_without_the_proxy(
     assert {path for path, _ in site.seen} == {"/readyz"}
 
 
-def test_other_servers_are_reached_through_the_proxy_of_the_environment(
+def test_other_servers_are_reached_through_the_proxy_of_the_environment_which_an_error_names(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", site.url.removeprefix("http://"))
@@ -188,19 +225,7 @@ def test_other_servers_are_reached_through_the_proxy_of_the_environment(
 
     assert site.seen[0][0] == "http://tests.invalid/readyz"
 
-
-def test_a_server_without_tls_needs_no_certificates(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", "/there/is/none.pem")
-
-    with Client(site.url) as client:
-        assert client.is_ready()
-
-
-def test_a_proxy_that_is_away_is_named_as_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-
     with (
         Client(URL, retries=0) as client,
         pytest.raises(ConnectionFailedError, match="and the proxy of the environment running"),
