@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import tokenizers
-from tokenizers import Tokenizer, models
+from tokenizers import Regex, Tokenizer, models, normalizers
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import TextInput
@@ -64,10 +64,9 @@ class TextTokenizer:
             self._special.pop(self.unknown_id, None)
             self._num_framing = self._num_special(single.ids)
             pair = self._tokenizer.encode("a", "a")
-        except NunatakError:
-            raise
         except BaseException as error:  # the library has no type of its own, and it may panic
-            if not (isinstance(error, Exception) or is_panic(error)):
+            is_foreign = isinstance(error, Exception) or is_panic(error)
+            if not is_foreign or isinstance(error, NunatakError):
                 raise
             raise ValueError(f"tokenizer.json holds no tokenizer: {error}") from error
         self.tells_texts_apart = any(self._types(pair))
@@ -215,12 +214,9 @@ class TextTokenizer:
 
     def _types(self, found: tokenizers.Encoding) -> tuple[int, ...]:
         kinds, largest = tuple(found.type_ids), self._num_token_types - 1
-        # Usually all tokens are known, and one call shows this.
-        return (
-            kinds
-            if max(kinds, default=0) <= largest
-            else tuple(min(kind, largest) for kind in kinds)
-        )
+        if max(kinds, default=0) <= largest:
+            return kinds
+        return tuple(min(kind, largest) for kind in kinds)
 
     def _aligned(
         self, window: tokenizers.Encoding, text: str, part: Part, *, num_repeated: int
@@ -249,7 +245,22 @@ class TextTokenizer:
         # Callers with different lengths must not share truncation and padding.
         tokenizer.no_padding()
         tokenizer.no_truncation()
+        tokenizer.normalizer = _placing(tokenizer.normalizer)
         return tokenizer
+
+
+def _placing(normalizer: Any) -> Any:  # noqa: ANN401 - the library's classes have no common type
+    """Drop what a table of SentencePiece drops at the begin of a text before the table is read.
+
+    Behind such characters, the library gives every token a place too far to the left.
+    """
+    placed = list[Any]()
+    for part in normalizer if isinstance(normalizer, normalizers.Sequence) else (normalizer,):
+        if isinstance(part, normalizers.Precompiled):
+            dropped = "".join(it for it in map(chr, range(0xA0)) if not part.normalize_str(it))
+            placed.append(normalizers.Replace(Regex(rf"\A[\0{re.escape(dropped)}]+"), ""))
+        placed.append(part)
+    return normalizers.Sequence(placed) if len(placed) > 1 else normalizer
 
 
 def _encoded(
@@ -260,21 +271,17 @@ def _encoded(
     except BaseException as error:
         if not is_panic(error):
             raise
-        position = next((at for at, it in enumerate(inputs) if _gives_up(encode, it)), 0)
-        reason = "a run of characters for which a pattern of the tokenizer tries too many matches"
-        raise NunatakError("invalid_text", position=position, reason=reason) from error
-
-
-def _gives_up(
-    encode: Callable[[list[TextInput]], list[tokenizers.Encoding]], item: TextInput
-) -> bool:
-    try:
-        encode([item])
-    except BaseException as error:
-        if not is_panic(error):
+        if len(inputs) == 1:
+            reason = "a run of characters that a pattern of the tokenizer tries to match too often"
+            raise NunatakError("invalid_text", position=0, reason=reason) from error
+    found = list[tokenizers.Encoding]()
+    for position, item in enumerate(inputs):
+        try:
+            found += _encoded(encode, [item])
+        except NunatakError as error:
+            error.position = position
             raise
-        return True
-    return False
+    return found
 
 
 def _cut(found: tokenizers.Encoding, size: int) -> int:
@@ -307,10 +314,7 @@ def _windows(
     text.truncate(room, stride=stride)
     # Without room for text, the overflow is the whole text as one window of any length.
     for piece in (text, *text.overflowing) if is_long and room else (text,):
-        if first is None:
-            yield framing.post_process(piece)
-        else:
-            yield framing.post_process(first, piece)
+        yield framing.post_process(piece) if first is None else framing.post_process(first, piece)
 
 
 def _special_tokens(
@@ -386,13 +390,9 @@ def check_bounds(definition: object) -> None:
 
 
 def check_token_ids(vocabulary: object) -> None:
-    match vocabulary:
-        case dict():
-            ids = list(cast("dict[object, object]", vocabulary).values())
-        case list():
-            ids = cast("list[object]", vocabulary)
-        case _:
-            return
+    if isinstance(vocabulary, dict):
+        vocabulary = list(cast("dict[object, object]", vocabulary).values())
+    ids = cast("list[object]", vocabulary) if isinstance(vocabulary, list) else []
     largest = max((it for it in ids if isinstance(it, int)), default=0)
     if largest > MAX_TOKEN_ID:
         _refuse("token ids", MAX_TOKEN_ID, largest)
