@@ -418,11 +418,11 @@ class AsyncClient:
 
     @asynccontextmanager
     async def _place(self, attempts: Attempts) -> AsyncGenerator[None]:
-        """Wait until fewer than `MAX_AT_ONCE` calls are sent, or the time of the call is over."""
+        """Wait until fewer than `MAX_AT_ONCE` calls are sent, or the attempt has no more time."""
         places = self._places.setdefault(self._connections.open(), asyncio.Semaphore(MAX_AT_ONCE))
         is_taken = False
         with suppress(TimeoutError):
-            async with asyncio.timeout(attempts.remaining_s()):
+            async with asyncio.timeout(attempts.timeout_s(self._timeout_s)):
                 is_taken = await places.acquire()
         try:
             yield

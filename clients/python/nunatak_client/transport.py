@@ -262,7 +262,7 @@ class Attempts:
             DeadlineExceededError: no time remains.
         """
         headers = {"accept": "application/json", "content-type": "application/json"}
-        remaining_s = self.remaining_s()
+        remaining_s = self._remaining_s()
         if remaining_s is None:
             return headers
         if remaining_s <= 0:
@@ -272,7 +272,7 @@ class Attempts:
 
     def timeout_s(self, default_s: float) -> float:
         """Seconds to wait for the answer to the attempt that begins now."""
-        remaining_s = self.remaining_s()
+        remaining_s = self._remaining_s()
         timeout_s = default_s if remaining_s is None else remaining_s + DEADLINE_SLACK_S
         self._late_at = self._clock() + timeout_s
         return timeout_s
@@ -315,13 +315,12 @@ class Attempts:
     def _next_delay_s(self, at_least_s: float) -> float | None:
         delay_s = self._policy.delay_s(self._failed, at_least_s)
         self._failed += 1
-        remaining_s = self.remaining_s()
+        remaining_s = self._remaining_s()
         if delay_s is None or (remaining_s is not None and delay_s >= remaining_s):
             return None
         return delay_s
 
-    def remaining_s(self) -> float | None:
-        """Seconds to the deadline; None without a deadline."""
+    def _remaining_s(self) -> float | None:
         return None if self._ends_at is None else self._ends_at - self._clock()
 
 
