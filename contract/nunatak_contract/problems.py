@@ -210,7 +210,7 @@ REASONS: Final[Mapping[str, Reason]] = {
         "another sweep writes to {folder}; wait for its end, or name another folder"
     ),
     "corrupt_result": Reason(
-        "{file} is no result of a sweep ({problem}); move the file away and start again"
+        "{file} is no result of a sweep ({problem}); mend or move the file, and start again"
     ),
     # Requests.
     "unauthenticated": Reason(

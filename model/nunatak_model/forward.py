@@ -87,7 +87,7 @@ def forward(
     [tokens, labels]. Each row's logits equal the logits of its task's own model for its input
     alone, in any batch. Equal inputs share their trunk; equal rows are computed once.
 
-    Gradients flow to branch parameters that require them.
+    Gradients flow to branch parameters that require them. Those of embeddings are sparse on a CPU.
 
     Args:
         backbone: the frozen encoder.

@@ -240,11 +240,16 @@ def sum_embeddings(
     )
     held = [(table, list(chain.from_iterable(own))) for table, own in rows if table is not None]
     indices = to_device_at_once([numbers for _, numbers in held], tables.word.device)
-    looked_up = zip(indices, (table for table, _ in held), strict=True)
-    words, *others = starmap(functional.embedding, looked_up)
+    words, *others = starmap(_look_up, zip((table for table, _ in held), indices, strict=True))
     if tables.word_scale is not None:
         words = (words * tables.word_scale[indices[0]].unsqueeze(1)).to(tables.dtype)
     return reduce(torch.add, others, words)
+
+
+def _look_up(table: Float[Tensor, "entries width"], indices: Tensor) -> Tensor:
+    # A dense gradient would take fresh memory for the whole table in each step.
+    is_sparse = table.requires_grad and table.device.type == "cpu"
+    return functional.embedding(indices, table, sparse=is_sparse)
 
 
 Attend = Callable[[Tensor, MixedLayer], Tensor]

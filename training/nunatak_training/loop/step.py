@@ -111,6 +111,26 @@ BatchLoss = Callable[
 """The loss of the logits of a batch and its targets."""
 
 
+class _Gradients:
+    """Dense gradients of embeddings, whose memory stays: only rows of a batch are ever not zero."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._dense = dict[int, tuple[Tensor, Tensor]]()
+        """By the number of a tensor, with the rows that the last step has set."""
+
+    def make_dense(self) -> None:
+        for number, tensor in enumerate(self._tensors):
+            if tensor.grad is None or not tensor.grad.is_sparse:
+                continue
+            sparse = tensor.grad.coalesce()
+            (rows,) = sparse.indices()
+            dense, earlier = self._dense.get(number) or (torch.zeros_like(tensor), rows)
+            dense.index_fill_(0, earlier, 0.0).index_copy_(0, rows, sparse.values())
+            self._dense[number] = dense, rows
+            tensor.grad = dense
+
+
 class Stepper:
     def __init__(
         self,
@@ -121,6 +141,7 @@ class Stepper:
     ) -> None:
         self._tensors = [tensor.requires_grad_() for tensor in parameters.values()]
         self._recipe = recipe
+        self._gradients = _Gradients(self._tensors)
         self._regularizer = regularizer or Regularizer()
         self._optimizer = build_optimizer(parameters, recipe)
         self._schedule = LambdaLR(self._optimizer, course.rate_factor)
@@ -142,6 +163,7 @@ class Stepper:
             loss = batch_loss()
         self._optimizer.zero_grad()
         loss.backward()
+        self._gradients.make_dense()
         self._regularizer.after_backward()
         norm = clip_grad_norm_(self._tensors, self._recipe.max_grad_norm)
         value = loss.item()

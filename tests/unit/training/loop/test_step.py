@@ -1,12 +1,14 @@
 from dataclasses import replace
+from functools import partial
 from math import ceil
 
 import pytest
 import torch
 from torch import optim
+from torch.nn import functional
 
 from nunatak_contract.methods import TopK
-from nunatak_training.loop.step import MAX_EVALUATIONS, Course, build_optimizer, course_of
+from nunatak_training.loop.step import MAX_EVALUATIONS, Course, Stepper, build_optimizer, course_of
 from nunatak_training.recipes import Schedule, default_recipe
 
 
@@ -58,6 +60,24 @@ def test_few_epochs_are_scored_of_many_but_the_last_always(num_epochs: int) -> N
     assert len(scored) <= MAX_EVALUATIONS
     assert len(scored) >= min(num_epochs, MAX_EVALUATIONS // 2)
     assert scored[-1] == num_epochs
+
+
+def test_gradients_of_embeddings_are_dense_and_of_the_last_batch_alone() -> None:
+    table = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    recipe = default_recipe(TopK(num_layers=2), changes={"max_grad_norm": 1e9})
+    stepper = Stepper({"embeddings.word": table}, recipe, course_of(recipe, steps_per_epoch=2))
+    for tokens in ([1, 5, 1], [5, 7]):
+        expected = torch.autograd.grad(table[tokens].square().sum(), table)[0]
+
+        stepper.step(
+            partial(
+                lambda it: functional.embedding(it, table, sparse=True).square().sum(),
+                torch.tensor(tokens),
+            )
+        )
+
+        assert table.grad is not None
+        torch.testing.assert_close(table.grad, expected)
 
 
 @pytest.mark.parametrize("head_rate", [0.2, None])
