@@ -158,12 +158,8 @@ class TextTokenizer:
         """The tokenizer that reads special tokens as plain text; made at the first use, slowly."""
         with self._lock:
             if self._literal is None:
-                definition = json.dumps(
-                    _without_special(json.loads(self._definition), self._special)
-                )
-                self._literal = TextTokenizer(
-                    definition.encode(), num_token_types=self._num_token_types
-                )
+                own = json.dumps(_without_special(json.loads(self._definition), self._special))
+                self._literal = TextTokenizer(own.encode(), num_token_types=self._num_token_types)
             return self._literal
 
     def finds_special(self, encoding: Encoding) -> bool:
@@ -260,6 +256,8 @@ def _encoded(
     except BaseException as error:
         if not is_panic(error):
             raise
+        if "ThreadPool" in str(error):  # the fault of no text
+            raise MemoryError(str(error)) from error
         position = next((at for at, it in enumerate(inputs) if _gives_up(encode, it)), 0)
         reason = "a run of characters for which a pattern of the tokenizer tries too many matches"
         raise NunatakError("invalid_text", position=position, reason=reason) from error
@@ -269,12 +267,11 @@ def _gives_up(
     encode: Callable[[list[TextInput]], list[tokenizers.Encoding]], item: TextInput
 ) -> bool:
     try:
-        encode([item])
+        return not encode([item])
     except BaseException as error:
         if not is_panic(error):
             raise
         return True
-    return False
 
 
 def _cut(found: tokenizers.Encoding, size: int) -> int:
