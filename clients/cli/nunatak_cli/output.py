@@ -163,7 +163,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 UNWRITABLE = FULL | frozenset({errno.EFBIG, errno.EIO, errno.EPIPE})
 """Errors of an output that is full, too long for a limit (`ulimit -f`), or closed."""
 NO_MEMORY = re.compile(r"OutOfMemory|MemoryError|t allocate memory|t start new thread")
-"""Errors of Python, torch and the tokenizers, for memory and for threads."""
+NO_MEMORY_ADVICE = "free memory or threads, or lower the batch size"
 
 
 class Program(typer.Typer):
@@ -200,7 +200,7 @@ def _tell(error: Exception) -> None:
         failure = NunatakError("output_failed", problem=f"{place}{error.strerror}{remedy}")
         print_failure(failure.code, str(failure))
     elif NO_MEMORY.search(repr(error)):
-        print_failure("out_of_memory", f"no room ({error!r}); free memory, or lower the batch size")
+        print_failure("out_of_memory", f"the machine gives no more: {error!r}; {NO_MEMORY_ADVICE}")
     else:
         remark("".join(traceback.format_exception(error)).rstrip())
 
