@@ -50,11 +50,9 @@ def dialect_of(file: FileOfRows, *, escapes_formulas: bool) -> Dialect:
 
 def dialect_like(data: Path, *, delimiter: str | None, escapes_formulas: bool) -> Dialect:
     """Return the dialect of a file of examples; of a folder or a data set, the usual one."""
-    usual = Dialect(escapes_formulas=escapes_formulas)
     if not data.is_file():
-        return usual
-    file = file_of_rows(data, delimiter=delimiter)
-    return dialect_of(file, escapes_formulas=escapes_formulas)
+        return Dialect(escapes_formulas=escapes_formulas)
+    return dialect_of(file_of_rows(data, delimiter=delimiter), escapes_formulas=escapes_formulas)
 
 
 def cell(value: object) -> str:
@@ -80,7 +78,7 @@ def check_rows_file(option: str, path: Path | None, data: Path) -> None:
 def write_rows(
     option: str, path: Path, rows: Sequence[Mapping[str, object]], dialect: Dialect | None = None
 ) -> None:
-    """Write rows to the file that an option names, as CSV or as JSON lines.
+    """Write rows to the file that an option names, as CSV or as JSON lines, all or none.
 
     CSV has the columns of all rows, in the order of their first occurrence.
     """
@@ -89,11 +87,14 @@ def write_rows(
         cells = ([row.get(name) for name in columns] for row in rows)
         content = (dialect or Dialect()).lines([columns, *cells], is_first=True)
     else:
-        text = "".join(f"{json_text(row)}\n" for row in rows)
-        content = text.encode("utf-8", "backslashreplace")
+        content = b"".join(f"{json_text(it)}\n".encode("utf-8", "backslashreplace") for it in rows)
+    made = path.expanduser().resolve()
+    partial = made.with_name(f".{made.name}.partial")
     try:
-        path.expanduser().write_bytes(content)
+        partial.write_bytes(content)
+        partial.replace(made)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise invalid_option(f"{option} {path} cannot be written: {error.strerror}") from error
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 from pydantic import JsonValue
-from safetensors.torch import save_file
+from safetensors.torch import save
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -209,11 +209,9 @@ def write_meaning(
 
 
 def write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    save_file(
-        {name: tensor.cpu().contiguous() for name, tensor in weights.items()},
-        folder / WEIGHTS,
-        metadata={"format": "pt"},
-    )
+    # Written by Python, whose error of a full disk has a number.
+    own = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+    (folder / WEIGHTS).write_bytes(save(own, metadata={"format": "pt"}))
 
 
 def _tokenizer_config(

@@ -1,5 +1,8 @@
-"""Looks into a registry folder, and changes in it, that bypass the registry."""
+"""Looks into a registry folder, and changes in it, that bypass the registry; and full disks."""
 
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from doubles.golden import engine_of
@@ -17,3 +20,14 @@ def write_rows(place: Path | str, statement: str, *values: str) -> None:
             connection.exec_driver_sql(statement, values or None)
     finally:
         engine.dispose()
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Generator[None]:
+    """Let writes beyond a size fail, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

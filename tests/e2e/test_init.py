@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from demo.server_process import ServerProcess
+from doubles.damage import files_of_at_most
 from doubles.proxies import free_port
 from doubles.terminals import nunatak
 from nunatak_cli.training.init import ReadyTask
@@ -68,6 +69,15 @@ def test_each_ready_task_has_a_recipe_that_trains_on_its_own_examples(tmp_path: 
         assert runs[task].settings.changes.get("default_label", data.labels[0]) in data.labels
         asked = (it for it in policy_of(tmp_path / "all").conditions if it.task == task)
         assert {label for it in asked for label in it.labels} <= {*data.labels}
+
+
+def test_a_disk_that_was_full_takes_the_project_when_there_is_room(tmp_path: Path) -> None:
+    command = ("init", str(tmp_path / "new"), "--with", "tone")
+    with files_of_at_most(2000):
+        full = nunatak(*command)
+
+    assert (full.exit_code, list(tmp_path.iterdir())) == (1, [])
+    assert nunatak(*command).exit_code == 0
 
 
 def policy_of(project: Path) -> Policy:

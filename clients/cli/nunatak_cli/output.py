@@ -4,8 +4,8 @@ No other file of this package prints. This file spells out control characters in
 the text may come from a model's author, a data file or a server; also in tracebacks, warnings and
 log lines of other packages.
 
-Errors become one line, `error [code]: message`, with exit status 1. Any other error than an error
-of Nunatak is a bug and keeps its traceback.
+Errors become one line, `error [code]: message`, with exit status 1. An error that is neither one of
+Nunatak nor of a full machine is a bug and keeps its traceback.
 """
 
 import errno
@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -161,6 +162,8 @@ _format_warning = warnings.formatwarning
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 UNWRITABLE = FULL | frozenset({errno.EFBIG, errno.EIO, errno.EPIPE})
 """Errors of an output that is full, too long for a limit (`ulimit -f`), or closed."""
+NO_MEMORY = re.compile(r"OutOfMemory|MemoryError|t allocate memory|t start new thread")
+NO_MEMORY_ADVICE = "free memory or threads, or lower the batch size"
 
 
 class Program(typer.Typer):
@@ -179,30 +182,27 @@ class Program(typer.Typer):
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(PlainFormatter())
         try:
-            with _flushed():
+            try:
                 return super().__call__(*args, **kwargs)
+            finally:
+                if sys.stdout is not None:  # closed by the caller of the command
+                    sys.stdout.flush()  # here, its errors can still be told
         except Exception as error:
-            if isinstance(error, OSError) and (error.filename or error.errno in UNWRITABLE):
-                _drop_output()
-                place = f"{error.filename}: " if error.filename else ""
-                remedy = "; make room, and repeat the command" * (error.errno in FULL)
-                problem = f"{place}{error.strerror}{remedy}"
-                failure = NunatakError("output_failed", problem=problem)
-                print_failure(failure.code, str(failure))
-                raise SystemExit(1) from error
-            trace = "".join(traceback.format_exception(error))
-            remark(trace.rstrip())
+            _tell(error)
             raise SystemExit(1) from error
 
 
-@contextmanager
-def _flushed() -> Generator[None]:
-    """Flush standard output at the end, where its errors can still be told."""
-    try:
-        yield
-    finally:
-        if sys.stdout is not None:  # closed by the caller of the command
-            sys.stdout.flush()
+def _tell(error: Exception) -> None:
+    if isinstance(error, OSError) and (error.filename or error.errno in UNWRITABLE):
+        _drop_output()
+        place = f"{error.filename}: " if error.filename else ""
+        remedy = "; make room, and repeat the command" * (error.errno in FULL)
+        failure = NunatakError("output_failed", problem=f"{place}{error.strerror}{remedy}")
+        print_failure(failure.code, str(failure))
+    elif NO_MEMORY.search(repr(error)):
+        print_failure("out_of_memory", f"the machine gives no more: {error!r}; {NO_MEMORY_ADVICE}")
+    else:
+        remark("".join(traceback.format_exception(error)).rstrip())
 
 
 def _drop_output() -> None:

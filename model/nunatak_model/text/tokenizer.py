@@ -157,12 +157,8 @@ class TextTokenizer:
         """The tokenizer that reads special tokens as plain text; made at the first use, slowly."""
         with self._lock:
             if self._literal is None:
-                definition = json.dumps(
-                    _without_special(json.loads(self._definition), self._special)
-                )
-                self._literal = TextTokenizer(
-                    definition.encode(), num_token_types=self._num_token_types
-                )
+                own = json.dumps(_without_special(json.loads(self._definition), self._special))
+                self._literal = TextTokenizer(own.encode(), num_token_types=self._num_token_types)
             return self._literal
 
     def finds_special(self, encoding: Encoding) -> bool:
@@ -271,6 +267,8 @@ def _encoded(
     except BaseException as error:
         if not is_panic(error):
             raise
+        if "ThreadPool" in str(error):  # the fault of no text
+            raise MemoryError(str(error)) from error
         if len(inputs) == 1:
             reason = "a run of characters that a pattern of the tokenizer tries to match too often"
             raise NunatakError("invalid_text", position=0, reason=reason) from error

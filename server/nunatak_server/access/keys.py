@@ -230,7 +230,8 @@ def _parse(path: Path, data: bytes) -> Keys:
 
 def _write(path: Path, content: KeyFile) -> None:
     """Replace a file and keep its owner and mode, because a server may run as another user."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)  # of a killed command, which holds no lock
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -240,9 +241,8 @@ def _write(path: Path, content: KeyFile) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 def _keep_owner(path: Path, descriptor: int) -> None:

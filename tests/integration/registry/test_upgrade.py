@@ -15,7 +15,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import IntegrityError
 
 from doubles.backbones import tiny_backbone, tiny_tokenizer
-from doubles.damage import write_rows
+from doubles.damage import files_of_at_most, write_rows
 from doubles.golden import (
     FIRST,
     GOLDEN,
@@ -80,17 +80,6 @@ def backups(tmp_path: Path) -> Path:
     folder = tmp_path / "backups"
     folder.mkdir()
     return folder
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Generator[None]:
-    """Let writes beyond a size fail, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def silent(_line: str) -> None:

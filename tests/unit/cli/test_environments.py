@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from doubles.damage import files_of_at_most
 from doubles.examples import load_examples
 from nunatak_cli.output import print_json
 from nunatak_contract.errors import NunatakError
@@ -124,3 +125,13 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path
         check_rows_file("--out", tmp_path / "." / "data.csv", data)
     with pytest.raises(NunatakError, match=r"--out .* cannot be written: No such file"):
         write_rows("--out", tmp_path / "none" / "x.csv", [])
+
+
+def test_a_full_disk_leaves_the_rows_of_an_earlier_run(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    write_rows("--out", out, [{"text": "a"}])
+
+    with files_of_at_most(20), pytest.raises(NunatakError, match="cannot be written"):
+        write_rows("--out", out, [{"text": "b" * 20}])
+
+    assert [(it, it.read_text()) for it in tmp_path.iterdir()] == [(out, '{"text": "a"}\n')]

@@ -229,6 +229,18 @@ def test_a_traceback_says_all_and_commands_no_terminal(
 
 
 @pytest.mark.usefixtures("process")
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_a_machine_without_memory_is_one_line_with_advice(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        program_that_raises(error)(["fail"])
+
+    assert left.value.code == 1
+    assert capsys.readouterr().err.startswith("error [out_of_memory]: the machine ")
+
+
+@pytest.mark.usefixtures("process")
 def test_warnings_and_remarks_of_other_packages_command_no_terminal() -> None:
     with pytest.raises(SystemExit):
         program_that_raises(ValueError())(["fail"])

@@ -12,6 +12,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from doubles.backbones import ANSWERING, DECODERS, FAMILIES, Family, tiny_backbone
 from doubles.checkpoints import TEXTS, encodings, loaded_task, logits, published_logits
+from doubles.damage import files_of_at_most
 from doubles.published import AUTO_CLASSES, Twin, TwinFactory
 from doubles.refusals import raises
 from doubles.tasks import MAX_LENGTH, random_parameters
@@ -227,3 +228,12 @@ def test_an_empty_folder_is_filled(bert: TwinFactory, tmp_path: Path) -> None:
     assert json.loads((target / "config.json").read_bytes())["architectures"] == [
         "BertForSequenceClassification"
     ]
+
+
+def test_a_full_disk_is_an_error_of_the_system_and_leaves_nothing(
+    bert: TwinFactory, tmp_path: Path
+) -> None:
+    with files_of_at_most(20_000), pytest.raises(OSError, match="too large"):
+        exported(bert, bert.twin(HeadOnly()), tmp_path / "out")
+
+    assert list(tmp_path.iterdir()) == []

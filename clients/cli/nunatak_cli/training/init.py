@@ -56,6 +56,7 @@ def init(
         with as_file(files("nunatak_cli.training")) as ours:
             _write(folder, ours, dict.fromkeys(ready or ()))
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)  # a repeated command refuses half a project
         raise invalid_option(f"{folder} cannot be made: {error.strerror}") from error
     found = sorted(it.relative_to(folder).as_posix() for it in folder.rglob("*") if it.is_file())
     print_outcome(
@@ -81,8 +82,7 @@ def _write(folder: Path, ours: Path, tasks: Iterable[ReadyTask]) -> None:
         made = folder / "triage.json"
         policy = json.loads(made.read_text(encoding="utf-8")) | {"on_failure": "block"}
         policy["rules"] += guards
-        text = json.dumps(policy, indent=2, ensure_ascii=False)
-        made.write_text(f"{text}\n", encoding="utf-8")
+        made.write_text(f"{json.dumps(policy, indent=2, ensure_ascii=False)}\n", encoding="utf-8")
     with (folder / "tasks.yaml").open("a", encoding="utf-8") as recipes:
         for task in tasks:
             recipes.write(f"  {task}: {{data: data/{task}, {RECIPES[task]}, promote: prod}}\n")

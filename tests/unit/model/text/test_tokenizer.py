@@ -1,9 +1,13 @@
 """Laws of encodings and tokenizers: literal readings, special tokens and unread characters."""
 
 import copy
+import os
 import struct
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 from tokenizers import Regex
@@ -139,6 +143,21 @@ def test_a_text_that_the_library_gives_up_on_is_named_and_others_are_read(
         encode([("a pair", "of texts"), hostile, "hello"])
 
     assert len(encode(["hello"])) == 1
+
+
+def test_a_machine_that_starts_no_threads_is_the_fault_of_no_text() -> None:
+    code = (
+        "import resource; from doubles.backbones import tiny_backbone as it; it = it().tokenizer;"
+        "own = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + 2**21;"
+        "resource.setrlimit(resource.RLIMIT_AS, (own, own)); it.encode(['hello'], max_length=9)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+    ran = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, check=False
+    )
+
+    assert b"\nMemoryError: The global thread pool has not been initialized" in ran.stderr
 
 
 def test_encodings_with_equal_tokens_are_one_key() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import resource
 import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from doubles.damage import files_of_at_most
 from doubles.refusals import raises
 from doubles.serving import ManualClock
 from nunatak_contract.questions import TypedQuestion
@@ -136,15 +136,11 @@ def test_a_full_disk_costs_the_new_row_alone(tmp_path: Path, rows: int, kept: li
     collection.add(LATE, "old", SHARES)
     before = {it: it.stat().st_size for it in (tmp_path / "texts").iterdir()}
     limit = max(before.values()) + 10 if rows > 2 else 10
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
+    with files_of_at_most(limit):
         with pytest.raises(OSError, match=r"No space left|too large"):
             collection.add(LATE, "second", SHARES)
         assert {it: it.stat().st_size for it in (tmp_path / "texts").iterdir()} == before
         opened(tmp_path / "texts")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     collection.add(LATE, "third", SHARES)
 
