@@ -13,24 +13,24 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
-    "nunatak_exchange": (3756, 14),
+    "nunatak_exchange": (3754, 14),
     "nunatak_cli": (7105, 33),
     "nunatak": (602, 3),
-    "nunatak_client": (2151, 6),
+    "nunatak_client": (2150, 6),
     "nunatak_cluster": (622, 6),
     "nunatak_contract": (4347, 20),
-    "nunatak_rows": (867, 5),
+    "nunatak_rows": (868, 5),
     "nunatak_loadtest": (1047, 6),
-    "nunatak_model": (9042, 44),
+    "nunatak_model": (9045, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4180, 20),
     "nunatak_server": (21241, 89),
-    "nunatak_training": (8735, 40),
+    "nunatak_training": (8757, 40),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_110, 289
-CEILINGS_BESIDE = {"benchmarks": 8_493, "tests": 71_159}
+MAX_LINES, MAX_FILES = 64_133, 289
+CEILINGS_BESIDE = {"benchmarks": 8_493, "tests": 71_236}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
 MAX_FILES_OF_ONE_PREDICT = 45
