@@ -16,7 +16,7 @@ from itertools import chain, starmap
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
@@ -246,7 +246,7 @@ def sum_embeddings(
     return reduce(torch.add, others, words)
 
 
-def _look_up(table: Float[Tensor, "entries width"], indices: Tensor) -> Tensor:
+def _look_up(table: Shaped[Tensor, "entries width"], indices: Tensor) -> Tensor:
     # A dense gradient would take fresh memory for the whole table in each step.
     is_sparse = table.requires_grad and table.device.type == "cpu"
     return functional.embedding(indices, table, sparse=is_sparse)

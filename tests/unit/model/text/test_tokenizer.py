@@ -151,7 +151,8 @@ def test_a_machine_that_starts_no_threads_is_the_fault_of_no_text() -> None:
         "own = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + 2**21;"
         "resource.setrlimit(resource.RLIMIT_AS, (own, own)); it.encode(['hello'], max_length=9)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    path = {"PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, **path, "TOKENIZERS_PARALLELISM": "true"}
 
     ran = subprocess.run(  # noqa: S603 - our own interpreter
         [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, check=False
