@@ -397,6 +397,9 @@ REASONS: Final[Mapping[str, Reason]] = {
     ),
     "invalid_option": Reason("{problem}"),
     "output_failed": Reason("the output cannot be written: {problem}"),
+    "machine_exhausted": Reason(
+        "the machine gives no more memory or threads ({problem}); free some, or use smaller batches"
+    ),
     "corpus_changed": Reason(
         "{folder} has the parts of another run: {problem}; undo the change to go on with that run, "
         "or remove the folder to begin anew"

@@ -18,19 +18,19 @@ CEILINGS = {
     "nunatak": (602, 3),
     "nunatak_client": (2150, 6),
     "nunatak_cluster": (622, 6),
-    "nunatak_contract": (4347, 20),
+    "nunatak_contract": (4350, 20),
     "nunatak_rows": (868, 5),
     "nunatak_loadtest": (1047, 6),
-    "nunatak_model": (9045, 44),
+    "nunatak_model": (9048, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4180, 20),
     "nunatak_server": (21241, 89),
-    "nunatak_training": (8757, 40),
+    "nunatak_training": (8760, 40),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_133, 289
-CEILINGS_BESIDE = {"benchmarks": 8_493, "tests": 71_237}
+MAX_LINES, MAX_FILES = 64_142, 289
+CEILINGS_BESIDE = {"benchmarks": 8_493, "tests": 71_274}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
 MAX_FILES_OF_ONE_PREDICT = 45

@@ -163,7 +163,6 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 UNWRITABLE = FULL | frozenset({errno.EFBIG, errno.EIO, errno.EPIPE})
 """Errors of an output that is full, too long for a limit (`ulimit -f`), or closed."""
 NO_MEMORY = re.compile(r"OutOfMemory|MemoryError|t allocate memory|t start new thread")
-NO_MEMORY_ADVICE = "free memory or threads, or lower the batch size"
 
 
 class Program(typer.Typer):
@@ -198,11 +197,12 @@ def _tell(error: Exception) -> None:
         place = f"{error.filename}: " if error.filename else ""
         remedy = "; make room, and repeat the command" * (error.errno in FULL)
         failure = NunatakError("output_failed", problem=f"{place}{error.strerror}{remedy}")
-        print_failure(failure.code, str(failure))
     elif NO_MEMORY.search(repr(error)):
-        print_failure("out_of_memory", f"the machine gives no more: {error!r}; {NO_MEMORY_ADVICE}")
+        failure = NunatakError("machine_exhausted", problem=repr(error))
     else:
         remark("".join(traceback.format_exception(error)).rstrip())
+        return
+    print_failure(failure.code, str(failure))
 
 
 def _drop_output() -> None:

@@ -38,8 +38,8 @@ from nunatak_contract.wire import DEADLINE_HEADER, LINES_TYPE, StreamEvent
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_TIMEOUT_S = 30.0
 MAX_AT_ONCE: Final = 100
-"""Calls that are sent at once before others wait. What waits in the pool of httpx takes time as the
-square of the number of calls, and has told the time to its deadline before the wait."""
+"""Calls that a client sends at once; further calls wait in the client. The pool of httpx takes time
+as the square of the calls that wait in it, and their deadline headers are written before."""
 # After the deadline the server answers 504. The client waits this long for that answer.
 DEADLINE_SLACK_S = 1.0
 

@@ -190,15 +190,16 @@ def _is_large_linear(name: str, tensor: Tensor) -> bool:
 
 def _packed_product(x: Tensor, linear: Linear) -> Tensor:
     # oneDNN makes code for each shape that it meets, and keeps the code of 1,024 shapes.
-    rows = with_rows(x, num_computed(len(x)))
+    more = num_computed(len(x)) - len(x)
+    rows = _with_rows(x, len(x) + more) if more else x
     # The kernel can also run the activation, but its GELU takes four times as long as torch's.
     y = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - no public name
         rows, linear.weight, linear.bias, "none", [], ""
     )
-    return y[: len(x)]
+    return y[: len(x)] if more else y
 
 
-def with_rows(x: Float[Tensor, "tokens width"], num_rows: int) -> Float[Tensor, "rows width"]:
+def _with_rows(x: Float[Tensor, "tokens width"], num_rows: int) -> Float[Tensor, "rows width"]:
     """Return `x` and more rows of any values: those that follow in memory, or a copy and zeros."""
     width = x.shape[1]
     end = x.storage_offset() + num_rows * width

@@ -64,9 +64,10 @@ class TextTokenizer:
             self._special.pop(self.unknown_id, None)
             self._num_framing = self._num_special(single.ids)
             pair = self._tokenizer.encode("a", "a")
+        except NunatakError:
+            raise
         except BaseException as error:  # the library has no type of its own, and it may panic
-            is_foreign = isinstance(error, Exception) or is_panic(error)
-            if not is_foreign or isinstance(error, NunatakError):
+            if not (isinstance(error, Exception) or is_panic(error)):
                 raise
             raise ValueError(f"tokenizer.json holds no tokenizer: {error}") from error
         self.tells_texts_apart = any(self._types(pair))
@@ -272,6 +273,7 @@ def _encoded(
         if len(inputs) == 1:
             reason = "a run of characters that a pattern of the tokenizer tries to match too often"
             raise NunatakError("invalid_text", position=0, reason=reason) from error
+    # Each text alone, so that the error names the one that the library gives up on.
     found = list[tokenizers.Encoding]()
     for position, item in enumerate(inputs):
         try:

@@ -237,7 +237,7 @@ def test_a_machine_without_memory_is_one_line_with_advice(
         program_that_raises(error)(["fail"])
 
     assert left.value.code == 1
-    assert capsys.readouterr().err.startswith("error [out_of_memory]: the machine ")
+    assert capsys.readouterr().err.startswith("error [machine_exhausted]: the machine ")
 
 
 @pytest.mark.usefixtures("process")

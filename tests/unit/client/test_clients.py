@@ -17,6 +17,7 @@ from nunatak_client import (
     AsyncClient,
     Client,
     ConnectionFailedError,
+    DeadlineExceededError,
     Input,
     InvalidInputError,
     InvalidRequestError,
@@ -191,12 +192,18 @@ def test_predict_all_answers_what_stands_before_an_input_of_another_kind(face: F
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
-def test_a_closed_client_says_so_and_may_be_closed(client: type[Client | AsyncClient]) -> None:
+def test_a_closed_client_says_so_and_may_be_closed_again(
+    client: type[Client | AsyncClient],
+) -> None:
     async def ask() -> None:
-        opened: Any = client(URL)
+        opened = client(URL)
         for _ in range(2):
-            opened.close() if client is Client else await opened.aclose()
-        await opened.info()
+            closing = opened.close() if isinstance(opened, Client) else opened.aclose()
+            if closing is not None:
+                await closing
+        asked = opened.info()
+        if isinstance(asked, Awaitable):
+            await asked
 
     with pytest.raises(InvalidInputError, match="this client is closed; open another"):
         asyncio.run(ask())
@@ -225,7 +232,9 @@ def test_arguments_of_another_meaning_are_refused_before_a_request(
         *({"routing_key": it} for it in ("J\u00fcrgen", "a\nb", 5)),
     ],
 )
-def test_an_option_that_cannot_be_sent_is_refused(face: Face, options: dict[str, Any]) -> None:
+def test_an_option_that_cannot_be_sent_is_refused_before(
+    face: Face, options: dict[str, Any]
+) -> None:
     network = Network([])
     with pytest.raises(InvalidInputError):
         face.run(network, lambda client: client.predict("tone", "Come.", **options))
@@ -240,7 +249,9 @@ def test_an_option_that_cannot_be_sent_is_refused(face: Face, options: dict[str,
         pytest.param(httpx.ConnectError("refused"), False, id="nobody-there"),
     ],
 )
-def test_readiness_is_asked_once(face: Face, outcome: Outcome, *, expected: bool) -> None:
+def test_readiness_is_asked_once_and_never_raises(
+    face: Face, outcome: Outcome, *, expected: bool
+) -> None:
     network = Network([outcome])
 
     assert face.run(network, lambda client: client.is_ready()) is expected
@@ -249,7 +260,9 @@ def test_readiness_is_asked_once(face: Face, outcome: Outcome, *, expected: bool
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize("retries", ["3", 1.5, None, -1, True, [2]])
-def test_retries_of_another_kind_are_refused(kind: Callable[..., object], retries: object) -> None:
+def test_retries_of_another_kind_are_refused_at_once(
+    kind: Callable[..., object], retries: object
+) -> None:
     with pytest.raises(InvalidInputError, match="retries must be a RetryPolicy"):
         kind(URL, retries=retries)
 
@@ -303,7 +316,9 @@ def test_overload_that_outlasts_the_retries_says_when_to_come_back(face: Face) -
     [
         pytest.param(refusal(503, "draining"), UnavailableError, id="503-without-invitation"),
         pytest.param(refusal(500, "internal_error"), ApiError, id="500"),
-        pytest.param(refusal(429, "overloaded", retry_after="60"), OverloadedError, id="long"),
+        pytest.param(
+            refusal(429, "overloaded", retry_after="60"), OverloadedError, id="too-long-a-wait"
+        ),
         pytest.param(httpx.ReadTimeout("slow"), ConnectionFailedError, id="read-timeout"),
         pytest.param(httpx.ReadError("reset"), ConnectionFailedError, id="reset"),
         pytest.param(httpx.DecodingError("gzip"), InvalidResponseError, id="garbled"),
@@ -327,10 +342,21 @@ def test_deadline_spans_all_attempts(face: Face) -> None:
 
     assert [request.headers["x-deadline-ms"] for request in network.requests] == ["5000", "3000"]
 
+
+def test_no_attempt_starts_after_the_deadline(face: Face) -> None:
     network = Network([refusal(429, "overloaded", retry_after="2")])
+
     with pytest.raises(OverloadedError):
         face.run(network, lambda client: client.predict("tone", "a", deadline_s=1))
+
     assert network.sleeps == []
+
+
+def test_spent_deadline_sends_nothing(face: Face) -> None:
+    network = Network([])
+
+    with pytest.raises(DeadlineExceededError):
+        face.run(network, lambda client: client.predict("tone", "a", deadline_s=0))
 
 
 @dataclass

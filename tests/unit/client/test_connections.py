@@ -202,11 +202,10 @@ def test_an_asyncio_client_serves_one_event_loop_after_another(site: Site) -> No
     gc.collect()
 
 
-def test_servers_of_this_machine_are_reached_without_the_proxy_and_certificates(
+def test_servers_of_this_machine_are_reached_without_the_proxy(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    monkeypatch.setenv("SSL_CERT_FILE", "/there/is/none.pem")
 
     for host in ("127.0.0.1", "localhost"):
         with Client(site.url.replace("127.0.0.1", host)) as client:
@@ -215,7 +214,7 @@ def test_servers_of_this_machine_are_reached_without_the_proxy_and_certificates(
     assert {path for path, _ in site.seen} == {"/readyz"}
 
 
-def test_other_servers_are_reached_through_the_proxy_of_the_environment_which_an_error_names(
+def test_other_servers_are_reached_through_the_proxy_of_the_environment(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", site.url.removeprefix("http://"))
@@ -225,7 +224,19 @@ def test_other_servers_are_reached_through_the_proxy_of_the_environment_which_an
 
     assert site.seen[0][0] == "http://tests.invalid/readyz"
 
+
+def test_a_server_without_tls_needs_no_certificates(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/there/is/none.pem")
+
+    with Client(site.url) as client:
+        assert client.is_ready()
+
+
+def test_a_proxy_that_is_away_is_named_as_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+
     with (
         Client(URL, retries=0) as client,
         pytest.raises(ConnectionFailedError, match="and the proxy of the environment running"),

@@ -112,7 +112,10 @@ BatchLoss = Callable[
 
 
 class _Gradients:
-    """Dense gradients of embeddings, whose memory stays: only rows of a batch are ever not zero."""
+    """The dense gradients of embeddings. Their memory stays from step to step.
+
+    Only rows of the last batch are not zero, so only these rows are set to zero again.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
