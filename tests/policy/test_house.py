@@ -30,7 +30,7 @@ CEILINGS = {
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
 MAX_LINES, MAX_FILES = 64_142, 289
-CEILINGS_BESIDE = {"benchmarks": 8_493, "tests": 71_274}
+CEILINGS_BESIDE = {"benchmarks": 8_493, "tests": 71_275}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.525
 MAX_FILES_OF_ONE_PREDICT = 45

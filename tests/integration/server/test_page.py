@@ -427,8 +427,9 @@ def test_a_request_of_many_forwards_is_shown_to_take_longer_than_one(page: Page)
     assert answer.ok
     page.wait_for_function(
         """() => {
-            const shown = (id) => parseFloat(document.getElementById(id).textContent);
-            return shown("wait") > 20 * shown("latency");
+            const shown = (id) => document.getElementById(id).textContent;
+            const ms = (text) => parseFloat(text) * (text.endsWith(" s") ? 1000 : 1);
+            return ms(shown("wait")) > 20 * ms(shown("latency"));
         }"""
     )
 
